@@ -1,1 +1,199 @@
-fn main() {}
+//! casemate-launcher: the only privileged code of Casemate.
+//!
+//! A small, static, single-threaded process that stays alive and builds cells on request. It takes a closed
+//! vocabulary (`casemate_wire::launch`) over a socketpair, derives the steps itself, and answers. It never parses a
+//! path, a command or anything that comes out of a cell. When the engine's end of the socket closes, it kills every cell, removes
+//! what they left, and ends.
+//!
+//! Started as `casemate-launcher RUN container|process` with descriptor 3 = control socket, 4 = the guest's program.
+
+mod cells;
+mod cgroup;
+mod home;
+mod image;
+mod inspect;
+mod interpret;
+mod recipe;
+mod sys;
+#[cfg(feature = "weaken")]
+mod weaken;
+
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use casemate_wire::PROTOCOL_VERSION;
+use casemate_wire::launch::{Answer, CellId, Hello, MAX_PACKET, Op, Privilege, Request, RunId};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendFlags, recvmsg, send};
+
+use crate::cells::{Cells, Failure};
+
+/// How long the last cells may take to go away once the engine is gone.
+const LAST_SWEEP: Duration = Duration::from_secs(10);
+
+/// Which wall this launcher serves. The container launcher lives in a mount namespace of its own, which a
+/// cell of the `process` wall, having no namespaces, must not see.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Mode {
+    Container,
+    Process,
+}
+
+impl Mode {
+    /// Where the host's procfs is.
+    pub(crate) fn proc(self) -> &'static str {
+        match self {
+            Mode::Container => home::PROC,
+            Mode::Process => "/proc",
+        }
+    }
+}
+
+fn main() -> ExitCode {
+    match arguments().and_then(|(run, mode)| serve(run, mode)) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("casemate-launcher: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn arguments() -> io::Result<(RunId, Mode)> {
+    let mut arguments = std::env::args().skip(1);
+    let run = arguments.next().and_then(|text| text.parse().ok());
+    let mode = match arguments.next().as_deref() {
+        Some("container") => Some(Mode::Container),
+        Some("process") => Some(Mode::Process),
+        _ => None,
+    };
+    run.zip(mode).ok_or_else(|| io::Error::other("started by casemate, not by hand"))
+}
+
+fn serve(run: RunId, mode: Mode) -> io::Result<()> {
+    let [control, guest] = sys::inherited()?;
+    let events = sys::child_events()?;
+    // Orphans of a cell without a PID namespace come to us, not to the host's init.
+    sys::prctl(libc::PR_SET_CHILD_SUBREAPER, 1)?;
+    let root = rustix::process::geteuid().is_root();
+    let tree = cgroup::Tree::open(run, root);
+    let container = match mode {
+        Mode::Container => home::enter(root),
+        Mode::Process => Err("this launcher serves the process wall".into()),
+    };
+    let hello = Hello {
+        version: PROTOCOL_VERSION,
+        privilege: if root { Privilege::Root } else { Privilege::Rootless },
+        container: container.clone(),
+        landlock_abi: sys::landlock_abi(),
+        seccomp: sys::seccomp_available(),
+        cgroups: tree.describe(),
+    };
+    answer(control.as_fd(), &Answer::Hello(hello))?;
+    let mut cells = Cells::new(mode, root, tree, guest);
+    let served = run_loop(&mut cells, control.as_fd(), events.as_fd());
+    cells.doom_all();
+    let deadline = Instant::now() + LAST_SWEEP;
+    while !cells.is_empty() && Instant::now() < deadline {
+        cells.sweep();
+        wait(&[(events.as_fd(), ())], Some(Duration::from_millis(2)))?;
+    }
+    cells.tree.close();
+    served
+}
+
+/// Serves until the engine closes its end.
+fn run_loop(cells: &mut Cells, control: BorrowedFd<'_>, events: BorrowedFd<'_>) -> io::Result<()> {
+    enum Source {
+        Control,
+        Children,
+        Report(CellId),
+    }
+    loop {
+        let mut sources = vec![(control, Source::Control), (events, Source::Children)];
+        sources.extend(cells.reports().map(|(cell, fd)| (fd, Source::Report(cell))));
+        // A group can be busy for a moment after its last process was reaped.
+        let patience = cells.any_dying().then_some(Duration::from_millis(2));
+        let ready = wait(&sources, patience)?;
+        let (mut asked, mut reports) = (false, Vec::new());
+        for index in ready {
+            match sources[index].1 {
+                Source::Control => asked = true,
+                Source::Children => sys::drain_events(events),
+                Source::Report(cell) => reports.push(cell),
+            }
+        }
+        drop(sources);
+        for cell in reports {
+            if let Some(message) = cells.read_report(cell) {
+                answer(control, &message)?;
+            }
+        }
+        if asked {
+            match receive(control)? {
+                Some((request, fds)) => {
+                    if let Some(message) = handle(cells, request, &fds) {
+                        answer(control, &message)?;
+                    }
+                }
+                None => return Ok(()),
+            }
+        }
+        for cell in cells.sweep() {
+            answer(control, &Answer::Gone { cell })?;
+        }
+    }
+}
+
+fn handle(cells: &mut Cells, request: Request, fds: &[OwnedFd]) -> Option<Answer> {
+    let Request { id, op } = request;
+    let done: Result<Option<Answer>, Failure> = match op {
+        Op::Launch(spec) => cells.launch(id, &spec, fds).map(|()| None),
+        Op::Inspect { cell, pid } => cells.inspect(cell, pid).map(|posture| Some(Answer::Inspected { id, posture })),
+        Op::Measure { cell } => cells.measure(cell).map(|counters| Some(Answer::Measured { id, counters })),
+        Op::Finish { cell } => cells.finish(cell).map(|counters| Some(Answer::Finished { id, counters })),
+        Op::Recover { run } => match cells.tree.recover(run) {
+            Ok(()) => Ok(Some(Answer::Recovered { id })),
+            Err(error) => Err(Failure { step: "recover".into(), message: error.to_string() }),
+        },
+    };
+    done.unwrap_or_else(|Failure { step, message }| Some(Answer::Failed { id, step, message }))
+}
+
+/// Indices of the descriptors that are readable or closed; empty after `patience`.
+fn wait<T>(sources: &[(BorrowedFd<'_>, T)], patience: Option<Duration>) -> io::Result<Vec<usize>> {
+    let mut polled: Vec<PollFd<'_>> = sources.iter().map(|(fd, _)| PollFd::from_borrowed_fd(*fd, PollFlags::IN)).collect();
+    let timeout = patience.map(|p| Timespec { tv_sec: 0, tv_nsec: i64::from(p.subsec_nanos()) });
+    match poll(&mut polled, timeout.as_ref()) {
+        Ok(_) | Err(rustix::io::Errno::INTR) => {}
+        Err(error) => return Err(error.into()),
+    }
+    Ok(polled.iter().enumerate().filter(|(_, fd)| !fd.revents().is_empty()).map(|(index, _)| index).collect())
+}
+
+fn answer(control: BorrowedFd<'_>, answer: &Answer) -> io::Result<()> {
+    send(control, &answer.encode(), SendFlags::NOSIGNAL).map(drop).map_err(io::Error::from)
+}
+
+/// The next request with its descriptors; `None` when the engine is gone.
+fn receive(control: BorrowedFd<'_>) -> io::Result<Option<(Request, Vec<OwnedFd>)>> {
+    let mut buffer = vec![0; MAX_PACKET];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
+    let mut control_data = RecvAncillaryBuffer::new(&mut space);
+    let mut parts = [io::IoSliceMut::new(&mut buffer)];
+    let received = recvmsg(control, &mut parts, &mut control_data, RecvFlags::CMSG_CLOEXEC)?;
+    let mut fds = Vec::new();
+    for message in control_data.drain() {
+        if let RecvAncillaryMessage::ScmRights(passed) = message {
+            fds.extend(passed);
+        }
+    }
+    if received.bytes == 0 {
+        return Ok(None);
+    }
+    let request = Request::decode(&buffer[..received.bytes]).map_err(io::Error::other)?;
+    Ok(Some((request, fds)))
+}

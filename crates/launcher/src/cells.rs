@@ -1,0 +1,429 @@
+//! The life of a cell, seen from the launcher.
+//!
+//! ```text
+//! launch ──> Starting ──(guest executed)──> Running ──finish──> Dying ──(reaped, groups removed)──> gone
+//!               └────────(a step failed)──────────────────────────^
+//! ```
+//! A cell that dies by itself stays until the engine finishes it, so that its counters can still be read.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io::{self, Read, Write};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use casemate_wire::launch::{Answer, CellId, CellSpec, Counters, Image, Posture, Wall};
+use rustix::fs::{AtFlags, Gid, Mode, Uid, chmodat, chownat, fstatvfs, mkdirat};
+use rustix::mount::{
+    FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsconfig_set_string, fsmount, fsopen,
+};
+use rustix::pipe::{PipeFlags, pipe_with};
+
+use crate::cgroup::{Group, Tree};
+use crate::image::Images;
+use crate::interpret::{self, BLOCK_SIZE, BLOCKS, Site, block_start};
+use crate::recipe::{self, Mask, Op, PAYLOAD_ID, ScratchDir};
+use crate::sys::{self, Cloned};
+use crate::{Mode as LauncherMode, inspect};
+
+const CONTAINER_NAMESPACES: i32 = libc::CLONE_NEWUSER
+    | libc::CLONE_NEWNS
+    | libc::CLONE_NEWPID
+    | libc::CLONE_NEWNET
+    | libc::CLONE_NEWIPC
+    | libc::CLONE_NEWUTS;
+
+/// Scheduling weight of a cell when the *host* runs out of memory: cells go first.
+const OOM_SCORE_ADJ: &str = "1000";
+
+/// Inodes of the scratch file system that are ours: its root and the three directories in it.
+const OWN_INODES: u64 = 1 + ScratchDir::ALL.len() as u64;
+
+pub(crate) struct Cells {
+    pub(crate) mode: LauncherMode,
+    pub(crate) root: bool,
+    pub(crate) tree: Tree,
+    pub(crate) guest: OwnedFd,
+    filter: Vec<libc::sock_filter>,
+    masks: Vec<Mask>,
+    images: Images,
+    live: BTreeMap<CellId, Cell>,
+    made: CellId,
+}
+
+struct Cell {
+    state: State,
+    pid: i32,
+    pidfd: OwnedFd,
+    reaped: bool,
+    group: Group,
+    scratch: Option<OwnedFd>,
+    wall: Wall,
+}
+
+enum State {
+    Starting { request: u32, report: File, received: Vec<u8>, ops: Vec<Op> },
+    Running,
+    Dying,
+}
+
+/// A request that could not be carried out: the step and what the kernel said.
+pub(crate) struct Failure {
+    pub(crate) step: String,
+    pub(crate) message: String,
+}
+
+impl Failure {
+    fn at(step: &str) -> impl FnOnce(io::Error) -> Failure + '_ {
+        move |error| Failure { step: step.into(), message: error.to_string() }
+    }
+    fn new(step: &str, message: impl Into<String>) -> Failure {
+        Failure { step: step.into(), message: message.into() }
+    }
+}
+
+impl Cells {
+    pub(crate) fn new(mode: LauncherMode, root: bool, tree: Tree, guest: OwnedFd) -> Cells {
+        let exists = |mask: &&Mask| {
+            let (Mask::File(path) | Mask::Directory(path)) = mask;
+            fs::symlink_metadata(format!("{}/{path}", mode.proc())).is_ok()
+        };
+        Cells {
+            masks: recipe::PROC_MASKS.iter().filter(exists).copied().collect(),
+            filter: casemate_filter::program(casemate_filter::Program::Guest),
+            images: Images::default(),
+            live: BTreeMap::new(),
+            made: 0,
+            mode,
+            root,
+            tree,
+            guest,
+        }
+    }
+
+    /// Starts to build a cell; the answer follows when the guest runs or a step has failed.
+    pub(crate) fn launch(&mut self, request: u32, spec: &CellSpec, fds: &[OwnedFd]) -> Result<(), Failure> {
+        let (channel, image) = self.check(spec, fds)?;
+        self.made += 1;
+        let cell = self.made;
+        let image = match (&spec.wall, image) {
+            (Wall::Process, _) => String::new(),
+            (Wall::Container { .. }, None) => self.images.host().map_err(Failure::at("prepare image"))?,
+            (Wall::Container { .. }, Some(fd)) => self.images.directory(fd).map_err(Failure::at("prepare image"))?,
+        };
+        let scratch = match spec.wall {
+            Wall::Container { disk_bytes, inodes, .. } => {
+                let owner = spec.id_block.map_or(0, |block| block_start(block) + PAYLOAD_ID);
+                Some(make_scratch(disk_bytes, inodes, owner).map_err(Failure::at("make scratch"))?)
+            }
+            Wall::Process => None,
+        };
+        let group = self.tree.create(cell, spec).map_err(Failure::at("make cgroup"))?;
+        let (flags, ops) = self.recipe(spec);
+        let started = self.start(flags, &ops, spec, &group, image, scratch.as_ref(), channel);
+        match started {
+            Ok((pid, pidfd, report)) => {
+                let state = State::Starting { request, report, received: Vec::new(), ops };
+                let wall = spec.wall.clone();
+                self.live.insert(cell, Cell { state, pid, pidfd, reaped: false, group, scratch, wall });
+                Ok(())
+            }
+            Err(failure) => {
+                let _ = self.tree.remove(&group);
+                Err(failure)
+            }
+        }
+    }
+
+    fn recipe(&self, spec: &CellSpec) -> (i32, Vec<Op>) {
+        let ops = recipe::operations(spec, &self.masks);
+        let flags = match spec.wall {
+            Wall::Container { .. } => CONTAINER_NAMESPACES,
+            Wall::Process => 0,
+        };
+        #[cfg(feature = "weaken")]
+        let (flags, ops) = crate::weaken::weaken(flags, ops);
+        (flags, ops)
+    }
+
+    /// A spec comes from a process that may have been taken over: every number is checked here.
+    fn check<'a>(
+        &self,
+        spec: &CellSpec,
+        fds: &'a [OwnedFd],
+    ) -> Result<(BorrowedFd<'a>, Option<BorrowedFd<'a>>), Failure> {
+        let bad = |message: &str| Err(Failure::new("check request", message));
+        match (self.mode, &spec.wall) {
+            (LauncherMode::Container, Wall::Container { .. }) | (LauncherMode::Process, Wall::Process) => {}
+            _ => return bad("this launcher serves another wall"),
+        }
+        match spec.id_block {
+            Some(_) if !self.root => return bad("only root can assign ids"),
+            Some(block) if block >= BLOCKS => return bad("no such id block"),
+            None if self.root => return bad("as root, a cell needs its own ids"),
+            _ => {}
+        }
+        match (&spec.wall, fds) {
+            (Wall::Process | Wall::Container { image: Image::Host, .. }, [channel]) => Ok((channel.as_fd(), None)),
+            (Wall::Container { image: Image::Directory, .. }, [channel, image]) => {
+                Ok((channel.as_fd(), Some(image.as_fd())))
+            }
+            _ => bad("wrong number of descriptors"),
+        }
+    }
+
+    #[allow(clippy::too_many_arguments, reason = "one call site; the parts are owned by different steps above")]
+    fn start(
+        &self,
+        flags: i32,
+        ops: &[Op],
+        spec: &CellSpec,
+        group: &Group,
+        image: String,
+        scratch: Option<&OwnedFd>,
+        channel: BorrowedFd<'_>,
+    ) -> Result<(i32, OwnedFd, File), Failure> {
+        let pipes = || pipe_with(PipeFlags::CLOEXEC).map_err(io::Error::from);
+        let (go_read, go_write) = pipes().map_err(Failure::at("pipe"))?;
+        let (report_read, report_write) = pipes().map_err(Failure::at("pipe"))?;
+        let scratch_for_child = scratch.map(OwnedFd::try_clone).transpose().map_err(Failure::at("make scratch"))?;
+        let cloned = sys::clone3(flags as u64, self.tree.clone_target(group)).map_err(Failure::at("clone"))?;
+        let (pid, pidfd) = match cloned {
+            Cloned::Child => {
+                drop(go_write);
+                drop(report_read);
+                let site = Site {
+                    image,
+                    scratch: scratch_for_child,
+                    channel,
+                    guest: self.guest.as_fd(),
+                    filter: &self.filter,
+                    go: File::from(go_read),
+                    report: File::from(report_write),
+                };
+                interpret::build(ops, site)
+            }
+            Cloned::Parent { pid, pidfd } => (pid, pidfd),
+        };
+        drop(report_write);
+        let admitted = self.admit(pid, flags, spec, group).and_then(|()| {
+            File::from(go_write).write_all(&[1]).map_err(Failure::at("let go"))
+        });
+        if let Err(failure) = admitted {
+            // Without its byte the child ends by itself; the signal only hurries it. It is reaped by the main loop.
+            let _ = sys::kill_by_pidfd(pidfd.as_fd());
+            while sys::reap().is_some_and(|reaped| reaped != pid) {}
+            return Err(failure);
+        }
+        rustix::io::ioctl_fionbio(&report_read, true).map_err(|e| Failure::new("pipe", e.to_string()))?;
+        Ok((pid, pidfd, File::from(report_read)))
+    }
+
+    /// The launcher's part: ids and cgroups, while the child waits.
+    fn admit(&self, pid: i32, flags: i32, spec: &CellSpec, group: &Group) -> Result<(), Failure> {
+        let proc = self.mode.proc();
+        if flags & libc::CLONE_NEWUSER != 0 {
+            let map = match spec.id_block {
+                Some(block) => format!("0 {} {BLOCK_SIZE}", block_start(block)),
+                None => format!("{PAYLOAD_ID} 0 1"),
+            };
+            for file in ["uid_map", "gid_map"] {
+                fs::write(format!("{proc}/{pid}/{file}"), &map).map_err(Failure::at("map ids"))?;
+            }
+        }
+        self.tree.attach(group, pid).map_err(Failure::at("enter cgroup"))?;
+        fs::write(format!("{proc}/{pid}/oom_score_adj"), OOM_SCORE_ADJ).map_err(Failure::at("oom score"))
+    }
+
+    /// Descriptors to poll for reports of starting cells.
+    pub(crate) fn reports(&self) -> impl Iterator<Item = (CellId, BorrowedFd<'_>)> {
+        self.live.iter().filter_map(|(&cell, c)| match &c.state {
+            State::Starting { report, .. } => Some((cell, report.as_fd())),
+            _ => None,
+        })
+    }
+
+    /// Reads on in a report; at its end the launch is answered.
+    pub(crate) fn read_report(&mut self, id: CellId) -> Option<Answer> {
+        let cell = self.live.get_mut(&id)?;
+        let State::Starting { request, report, received, ops } = &mut cell.state else { return None };
+        let mut buffer = [0; 4096];
+        loop {
+            match report.read(&mut buffer) {
+                Ok(0) => break,
+                Ok(n) => received.extend_from_slice(&buffer[..n]),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return None,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(_) => break,
+            }
+        }
+        let answer = match parse_report(received, ops) {
+            Ok(steps) => Answer::Launched { id: *request, cell: id, pid: cell.pid as u32, steps },
+            Err(failure) => Answer::Failed { id: *request, step: failure.step, message: failure.message },
+        };
+        let failed = matches!(answer, Answer::Failed { .. });
+        cell.state = State::Running;
+        if failed {
+            self.doom(id);
+        }
+        Some(answer)
+    }
+
+    pub(crate) fn inspect(&self, cell: CellId, inner: u32) -> Result<Posture, Failure> {
+        let cell = self.get(cell)?;
+        let proc = self.mode.proc();
+        let pid = inspect::find(proc, cell.pid, inner).map_err(Failure::at("find payload"))?;
+        let mut posture = inspect::posture(proc, pid).map_err(Failure::at("read posture"))?;
+        posture.cgroup = self.tree.observed(&cell.group);
+        Ok(posture)
+    }
+
+    pub(crate) fn measure(&self, cell: CellId) -> Result<Counters, Failure> {
+        let cell = self.get(cell)?;
+        let mut counters = Counters::default();
+        self.tree.measure(&cell.group, &mut counters);
+        if let Some(scratch) = &cell.scratch {
+            let stat = fstatvfs(scratch).map_err(|e| Failure::new("measure scratch", e.to_string()))?;
+            counters.disk_bytes = Some((stat.f_blocks - stat.f_bfree) * stat.f_frsize);
+            counters.inodes = Some((stat.f_files - stat.f_ffree).saturating_sub(OWN_INODES));
+        }
+        let mut pids = self.tree.processes(&cell.group).unwrap_or_default();
+        if pids.is_empty() {
+            pids = inspect::descendants(self.mode.proc(), cell.pid);
+            if counters.pids.is_none() {
+                counters.pids = Some(pids.len() as u64);
+            }
+        }
+        pids.retain(|&pid| pid != cell.pid);
+        pids.truncate(64);
+        counters.open_files = inspect::most_open_files(self.mode.proc(), &pids);
+        Ok(counters)
+    }
+
+    /// Reads the counters once more and ends the cell.
+    pub(crate) fn finish(&mut self, id: CellId) -> Result<Counters, Failure> {
+        let counters = self.measure(id)?;
+        self.doom(id);
+        Ok(counters)
+    }
+
+    fn get(&self, cell: CellId) -> Result<&Cell, Failure> {
+        self.live.get(&cell).ok_or_else(|| Failure::new("find cell", format!("no cell {cell}")))
+    }
+
+    /// Kills a cell; what is left of it is cleared by [`Cells::sweep`].
+    fn doom(&mut self, id: CellId) {
+        let Some(cell) = self.live.get_mut(&id) else { return };
+        cell.state = State::Dying;
+        cell.scratch = None;
+        self.tree.kill(&cell.group);
+        if cell.wall == Wall::Process {
+            kill_tree(self.mode.proc(), cell.pid);
+        }
+        // With PID 1 of its namespace the kernel ends every process of a container.
+        let _ = sys::kill_by_pidfd(cell.pidfd.as_fd());
+    }
+
+    pub(crate) fn doom_all(&mut self) {
+        for id in self.live.keys().copied().collect::<Vec<_>>() {
+            self.doom(id);
+        }
+    }
+
+    /// Reaps children and clears what has died; returns the cells that are gone.
+    pub(crate) fn sweep(&mut self) -> Vec<CellId> {
+        while let Some(pid) = sys::reap() {
+            if let Some(cell) = self.live.values_mut().find(|cell| cell.pid == pid) {
+                cell.reaped = true;
+            }
+        }
+        let tree = &self.tree;
+        let gone = |cell: &Cell| {
+            if !matches!(cell.state, State::Dying) || !cell.reaped {
+                return false;
+            }
+            tree.kill(&cell.group);
+            tree.remove(&cell.group).is_ok()
+        };
+        let ids: Vec<CellId> = self.live.iter().filter(|(_, cell)| gone(cell)).map(|(&id, _)| id).collect();
+        for id in &ids {
+            self.live.remove(id);
+        }
+        ids
+    }
+
+    /// Whether a cell is on its way out, so that the loop must look again soon.
+    pub(crate) fn any_dying(&self) -> bool {
+        self.live.values().any(|cell| matches!(cell.state, State::Dying) && cell.reaped)
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.live.is_empty()
+    }
+}
+
+/// Timings of all steps, or the step that failed.
+fn parse_report(report: &[u8], ops: &[Op]) -> Result<Vec<(String, u32)>, Failure> {
+    let failure = |bytes: &[u8]| {
+        let step = bytes.first().and_then(|&index| ops.get(usize::from(index)));
+        Failure {
+            step: step.map_or_else(|| "setup".into(), |op| op.name()),
+            message: String::from_utf8_lossy(bytes.get(1..).unwrap_or_default()).into_owned(),
+        }
+    };
+    match report.split_first() {
+        Some((&interpret::TIMINGS, rest)) => {
+            // Every operation but the last, which is exec.
+            let (timings, rest) = rest.split_at(rest.len().min(4 * (ops.len() - 1)));
+            if let Some((&interpret::FAILURE, rest)) = rest.split_first() {
+                return Err(failure(rest));
+            }
+            let micros = timings.chunks_exact(4).map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]]) / 1000);
+            Ok(ops.iter().map(|op| op.name()).zip(micros).collect())
+        }
+        Some((&interpret::FAILURE, rest)) => Err(failure(rest)),
+        _ => Err(Failure::new("setup", "the child ended without a word")),
+    }
+}
+
+/// A tmpfs that holds every writable byte of a cell. Detached: it has no path anywhere.
+fn make_scratch(bytes: u64, inodes: u64, owner: u32) -> io::Result<OwnedFd> {
+    let context = fsopen("tmpfs", FsOpenFlags::FSOPEN_CLOEXEC)?;
+    let options = [
+        ("source", "scratch".to_owned()),
+        ("mode", "0755".to_owned()),
+        ("size", bytes.to_string()),
+        ("nr_inodes", (inodes + OWN_INODES).to_string()),
+    ];
+    for (key, value) in options {
+        fsconfig_set_string(&context, key, value.as_str())?;
+    }
+    fsconfig_create(&context)?;
+    let attributes = MountAttrFlags::MOUNT_ATTR_NOSUID | MountAttrFlags::MOUNT_ATTR_NODEV;
+    let scratch = fsmount(&context, FsMountFlags::FSMOUNT_CLOEXEC, attributes)?;
+    for dir in ScratchDir::ALL {
+        let (name, _) = dir.paths();
+        let mode = if dir == ScratchDir::Work { 0o755 } else { 0o1777 };
+        mkdirat(&scratch, name, Mode::from_raw_mode(0o700))?;
+        chownat(&scratch, name, Some(Uid::from_raw(owner)), Some(Gid::from_raw(owner)), AtFlags::empty())?;
+        chmodat(&scratch, name, Mode::from_raw_mode(mode), AtFlags::empty())?;
+    }
+    Ok(scratch)
+}
+
+/// Ends everything below `root` where neither a PID namespace nor a cgroup does it: stop all first, so that nothing
+/// can fork away from the signals, then kill. Orphans stay below `root`, which is their subreaper.
+fn kill_tree(proc: &str, root: i32) {
+    let mut stopped = std::collections::HashSet::new();
+    for _ in 0..100 {
+        let fresh: Vec<i32> = inspect::descendants(proc, root).into_iter().filter(|pid| stopped.insert(*pid)).collect();
+        if fresh.is_empty() {
+            break;
+        }
+        for pid in fresh {
+            let _ = sys::kill(pid, libc::SIGSTOP);
+        }
+    }
+    for pid in inspect::descendants(proc, root) {
+        let _ = sys::kill(pid, libc::SIGKILL);
+    }
+}

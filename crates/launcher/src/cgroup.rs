@@ -1,0 +1,435 @@
+//! Control groups on v2, v1 and mixtures of both: one group per cell and hierarchy, under `casemate/RUN/CELL`.
+//!
+//! Found out once at start; whatever is not usable is reported, and the engine refuses limits that would need it.
+//! Groups sit at the top of each hierarchy (as other container engines do), so that a later process can find what a killed one left.
+
+use std::fs;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+
+use casemate_wire::launch::{CellSpec, Cgroups, Counters, RunId};
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, mkdirat, openat, unlinkat};
+
+const TOP: &str = "casemate";
+const PERIOD_MICROS: u64 = 100_000;
+
+/// Processes of a cell that are ours: the guest.
+pub(crate) const OWN_PROCESSES: u64 = 1;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Version {
+    V1,
+    V2,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Controller {
+    Memory,
+    Pids,
+    Cpu,
+    CpuAcct,
+}
+
+impl Controller {
+    fn parse(name: &str) -> Option<Self> {
+        Some(match name {
+            "memory" => Controller::Memory,
+            "pids" => Controller::Pids,
+            "cpu" => Controller::Cpu,
+            "cpuacct" => Controller::CpuAcct,
+            _ => return None,
+        })
+    }
+}
+
+struct Hierarchy {
+    version: Version,
+    controllers: Vec<Controller>,
+    /// `MOUNT/casemate`
+    top: OwnedFd,
+    /// `MOUNT/casemate/RUN`
+    run: OwnedFd,
+}
+
+/// The hierarchies in which this launcher makes groups.
+pub(crate) struct Tree {
+    hierarchies: Vec<Hierarchy>,
+    run: String,
+    missing: Option<String>,
+}
+
+/// The groups of one cell.
+pub(crate) struct Group {
+    name: String,
+    dirs: Vec<OwnedFd>,
+}
+
+impl Tree {
+    /// Must run while the host's own mount tree is still in place.
+    pub(crate) fn open(run: RunId, root: bool) -> Tree {
+        let mut tree = Tree { hierarchies: Vec::new(), run: run.to_string(), missing: None };
+        let candidates = match find_mounts() {
+            Ok(candidates) => candidates,
+            Err(error) => {
+                tree.missing = Some(format!("cannot read the mount table: {error}"));
+                return tree;
+            }
+        };
+        for (version, mount, controllers) in candidates {
+            match open_hierarchy(version, &mount, controllers, &tree.run, root) {
+                Ok(Some(hierarchy)) => tree.hierarchies.push(hierarchy),
+                Ok(None) => {}
+                Err(error) => tree.missing = Some(format!("{}: {error}", mount.display())),
+            }
+        }
+        if tree.hierarchies.is_empty() && tree.missing.is_none() {
+            tree.missing = Some("no cgroup hierarchy is mounted".into());
+        }
+        tree
+    }
+
+    pub(crate) fn describe(&self) -> Cgroups {
+        let has = |controller| self.with(controller).is_some();
+        let versions = |version| self.hierarchies.iter().any(|h| h.version == version && !h.controllers.is_empty());
+        let layout = match (versions(Version::V1), versions(Version::V2)) {
+            (true, true) => "v1+v2",
+            (true, false) if self.hierarchies.iter().any(|h| h.version == Version::V2) => "v1 hybrid",
+            (true, false) => "v1",
+            (false, true) => "v2",
+            (false, false) => "none",
+        };
+        let v2_cpu = self.hierarchies.iter().any(|h| h.version == Version::V2 && h.controllers.contains(&Controller::Cpu));
+        Cgroups {
+            layout: layout.into(),
+            memory: has(Controller::Memory),
+            pids: has(Controller::Pids),
+            cpu: has(Controller::Cpu),
+            cpu_usage: has(Controller::CpuAcct) || v2_cpu,
+            io: false,
+            kill: self.hierarchies.iter().any(|h| h.version == Version::V2),
+            missing: self.missing.clone(),
+        }
+    }
+
+    fn with(&self, controller: Controller) -> Option<(usize, Version)> {
+        let at = self.hierarchies.iter().position(|h| h.controllers.contains(&controller))?;
+        Some((at, self.hierarchies[at].version))
+    }
+
+    /// Makes the groups of a cell and sets its limits. Nothing is in them yet.
+    pub(crate) fn create(&self, cell: u32, spec: &CellSpec) -> io::Result<Group> {
+        let mut group = Group { name: cell.to_string(), dirs: Vec::with_capacity(self.hierarchies.len()) };
+        for hierarchy in &self.hierarchies {
+            match make_directory(hierarchy.run.as_fd(), &group.name) {
+                Ok(dir) => group.dirs.push(dir),
+                Err(error) => {
+                    let _ = self.remove(&group);
+                    return Err(error);
+                }
+            }
+        }
+        if let Err(error) = self.limit(&group, spec) {
+            let _ = self.remove(&group);
+            return Err(error);
+        }
+        Ok(group)
+    }
+
+    /// The engine asks only for what [`Tree::describe`] offered; anything else is an error, never ignored.
+    fn limit(&self, group: &Group, spec: &CellSpec) -> io::Result<()> {
+        let place = |controller, what: &str| {
+            self.with(controller).ok_or_else(|| io::Error::other(format!("no cgroup controller can limit {what}")))
+        };
+        if let Some(bytes) = spec.memory_bytes {
+            let (at, version) = place(Controller::Memory, "memory")?;
+            let dir = group.dirs[at].as_fd();
+            match version {
+                Version::V2 => {
+                    write(dir, "memory.max", &bytes.to_string())?;
+                    write_if_present(dir, "memory.swap.max", "0")?;
+                    write(dir, "memory.oom.group", "1")?;
+                }
+                Version::V1 => {
+                    write(dir, "memory.limit_in_bytes", &bytes.to_string())?;
+                    write_if_present(dir, "memory.memsw.limit_in_bytes", &bytes.to_string())?;
+                }
+            }
+        }
+        if let Some(pids) = spec.pids {
+            let (at, _) = place(Controller::Pids, "processes")?;
+            write(group.dirs[at].as_fd(), "pids.max", &(u64::from(pids) + OWN_PROCESSES).to_string())?;
+        }
+        if let Some(cpus) = spec.cpus {
+            let (at, version) = place(Controller::Cpu, "CPU share")?;
+            let quota = u64::from(cpus) * PERIOD_MICROS / 1000;
+            let dir = group.dirs[at].as_fd();
+            match version {
+                Version::V2 => write(dir, "cpu.max", &format!("{quota} {PERIOD_MICROS}"))?,
+                Version::V1 => write(dir, "cpu.cfs_quota_us", &quota.to_string())?,
+            }
+        }
+        if spec.disk_io.is_some() {
+            return Err(io::Error::other("disk I/O cannot be limited"));
+        }
+        Ok(())
+    }
+
+    /// The v2 group, into which a child can be cloned directly.
+    pub(crate) fn clone_target<'a>(&self, group: &'a Group) -> Option<BorrowedFd<'a>> {
+        let at = self.hierarchies.iter().position(|h| h.version == Version::V2)?;
+        Some(group.dirs[at].as_fd())
+    }
+
+    /// Puts `pid` into the v1 groups, and into v2 if it was not cloned there.
+    pub(crate) fn attach(&self, group: &Group, pid: i32) -> io::Result<()> {
+        for (hierarchy, dir) in self.hierarchies.iter().zip(&group.dirs) {
+            if hierarchy.version == Version::V1 {
+                write(dir.as_fd(), "cgroup.procs", &pid.to_string())?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Ends every process of the group at once, where the kernel can.
+    pub(crate) fn kill(&self, group: &Group) {
+        if let Some(dir) = self.clone_target(group) {
+            let _ = write(dir, "cgroup.kill", "1");
+        }
+    }
+
+    pub(crate) fn processes(&self, group: &Group) -> Option<Vec<i32>> {
+        let text = read(group.dirs.first()?.as_fd(), "cgroup.procs")?;
+        Some(text.lines().filter_map(|line| line.parse().ok()).collect())
+    }
+
+    pub(crate) fn measure(&self, group: &Group, counters: &mut Counters) {
+        if let Some((at, version)) = self.with(Controller::Memory) {
+            let dir = group.dirs[at].as_fd();
+            let (current, peak, events) = match version {
+                Version::V2 => ("memory.current", "memory.peak", "memory.events"),
+                Version::V1 => ("memory.usage_in_bytes", "memory.max_usage_in_bytes", "memory.oom_control"),
+            };
+            counters.memory_bytes = number(dir, current);
+            counters.memory_peak_bytes = number(dir, peak).or(counters.memory_bytes);
+            counters.oom_kills = keyed(dir, events, "oom_kill");
+        }
+        if let Some((at, _)) = self.with(Controller::Pids) {
+            let dir = group.dirs[at].as_fd();
+            let payload = |n: u64| n.saturating_sub(OWN_PROCESSES);
+            counters.pids = number(dir, "pids.current").map(payload);
+            counters.pids_peak = number(dir, "pids.peak").map(payload).or(counters.pids);
+            counters.pids_denied = keyed(dir, "pids.events", "max");
+        }
+        if let Some((at, Version::V1)) = self.with(Controller::CpuAcct) {
+            counters.cpu_micros = number(group.dirs[at].as_fd(), "cpuacct.usage").map(|nanos| nanos / 1000);
+        } else if let Some((at, Version::V2)) = self.with(Controller::Cpu) {
+            counters.cpu_micros = keyed(group.dirs[at].as_fd(), "cpu.stat", "usage_usec");
+        }
+    }
+
+    /// The limits as the kernel states them: evidence.
+    pub(crate) fn observed(&self, group: &Group) -> Vec<(String, String)> {
+        const FILES: [&str; 6] =
+            ["memory.max", "memory.limit_in_bytes", "memory.oom.group", "pids.max", "cpu.max", "cpu.cfs_quota_us"];
+        let mut found = Vec::new();
+        for dir in &group.dirs {
+            for file in FILES {
+                if let Some(text) = read(dir.as_fd(), file) {
+                    found.push((file.to_owned(), text.trim().to_owned()));
+                }
+            }
+        }
+        found
+    }
+
+    /// Removes the groups; fails with `EBUSY` while a process is in one of them.
+    pub(crate) fn remove(&self, group: &Group) -> io::Result<()> {
+        for (hierarchy, _) in self.hierarchies.iter().zip(&group.dirs) {
+            remove_directory(hierarchy.run.as_fd(), &group.name)?;
+        }
+        Ok(())
+    }
+
+    /// Removes this run's own directories: the last thing a launcher does.
+    pub(crate) fn close(&self) {
+        for hierarchy in &self.hierarchies {
+            let _ = remove_directory(hierarchy.top.as_fd(), &self.run);
+        }
+    }
+
+    /// Kills and removes everything that a dead run left.
+    pub(crate) fn recover(&self, run: RunId) -> io::Result<()> {
+        let name = run.to_string();
+        for hierarchy in &self.hierarchies {
+            let Ok(dir) = open_directory(hierarchy.top.as_fd(), &name) else { continue };
+            for cell in subdirectories(dir.as_fd())? {
+                let group = open_directory(dir.as_fd(), &cell)?;
+                drain(group.as_fd())?;
+                remove_directory(dir.as_fd(), &cell)?;
+            }
+            remove_directory(hierarchy.top.as_fd(), &name)?;
+        }
+        Ok(())
+    }
+}
+
+/// Kills until the group is empty. A process cannot leave it, so this ends.
+fn drain(group: BorrowedFd<'_>) -> io::Result<()> {
+    for _ in 0..500 {
+        let _ = write(group, "cgroup.kill", "1");
+        let text = read(group, "cgroup.procs").unwrap_or_default();
+        let mut empty = true;
+        for pid in text.lines().filter_map(|line| line.parse::<i32>().ok()).filter(|&pid| pid > 0) {
+            empty = false;
+            let _ = crate::sys::kill(pid, libc::SIGKILL);
+        }
+        if empty {
+            return Ok(());
+        }
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+    Err(io::Error::other("processes of a dead run do not end"))
+}
+
+/// All mounted hierarchies, with the controllers of interest.
+fn find_mounts() -> io::Result<Vec<(Version, PathBuf, Vec<Controller>)>> {
+    let mut found: Vec<(Version, PathBuf, Vec<Controller>)> = Vec::new();
+    for line in fs::read_to_string("/proc/self/mountinfo")?.lines() {
+        let Some((left, right)) = line.split_once(" - ") else { continue };
+        let Some(point) = left.split(' ').nth(4).map(PathBuf::from) else { continue };
+        let mut right = right.split(' ');
+        let (kind, options) = (right.next(), right.nth(1).unwrap_or_default());
+        match kind {
+            Some("cgroup2") => {
+                let text = fs::read_to_string(point.join("cgroup.controllers")).unwrap_or_default();
+                let controllers = text.split_whitespace().filter_map(Controller::parse).collect();
+                found.push((Version::V2, point, controllers));
+            }
+            Some("cgroup") => {
+                let controllers: Vec<_> = options.split(',').filter_map(Controller::parse).collect();
+                if !controllers.is_empty() && !found.iter().any(|(_, _, c)| *c == controllers) {
+                    found.push((Version::V1, point, controllers));
+                }
+            }
+            _ => {}
+        }
+    }
+    Ok(found)
+}
+
+/// Opens `MOUNT/casemate/RUN`, making it if need be. `None`: this hierarchy is of no use.
+fn open_hierarchy(
+    version: Version,
+    mount: &Path,
+    controllers: Vec<Controller>,
+    run: &str,
+    root: bool,
+) -> io::Result<Option<Hierarchy>> {
+    let base = match version {
+        Version::V1 => mount.to_owned(),
+        Version::V2 if root => mount.to_owned(),
+        // Unprivileged, only a delegated subtree will do: beside our own group.
+        Version::V2 => match own_v2_group()?.parent() {
+            Some(parent) => mount.join(parent.strip_prefix("/").unwrap_or(parent)),
+            None => return Ok(None),
+        },
+    };
+    let base = openat(CWD, &base, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
+    if version == Version::V2 {
+        enable(base.as_fd(), &controllers)?;
+    }
+    let top = make_directory(base.as_fd(), TOP)?;
+    if version == Version::V2 {
+        enable(top.as_fd(), &controllers)?;
+    }
+    let run_dir = make_directory(top.as_fd(), run)?;
+    if version == Version::V2 {
+        enable(run_dir.as_fd(), &controllers)?;
+    }
+    Ok(Some(Hierarchy { version, controllers, top, run: run_dir }))
+}
+
+/// Hands the controllers down to the children of `dir`.
+fn enable(dir: BorrowedFd<'_>, controllers: &[Controller]) -> io::Result<()> {
+    let present = read(dir, "cgroup.subtree_control").unwrap_or_default();
+    let on = |name: &str| present.split_whitespace().any(|word| word == name);
+    for controller in controllers {
+        let name = match controller {
+            Controller::Memory => "memory",
+            Controller::Pids => "pids",
+            Controller::Cpu => "cpu",
+            Controller::CpuAcct => continue,
+        };
+        if !on(name) {
+            write(dir, "cgroup.subtree_control", &format!("+{name}"))?;
+        }
+    }
+    Ok(())
+}
+
+fn own_v2_group() -> io::Result<PathBuf> {
+    let text = fs::read_to_string("/proc/self/cgroup")?;
+    let path = text.lines().find_map(|line| line.strip_prefix("0::"));
+    path.map(PathBuf::from).ok_or_else(|| io::Error::other("this process is in no v2 group"))
+}
+
+fn make_directory(at: BorrowedFd<'_>, name: &str) -> io::Result<OwnedFd> {
+    match mkdirat(at, name, Mode::from_raw_mode(0o755)) {
+        Ok(()) | Err(rustix::io::Errno::EXIST) => open_directory(at, name),
+        Err(error) => Err(error.into()),
+    }
+}
+
+fn open_directory(at: BorrowedFd<'_>, name: &str) -> io::Result<OwnedFd> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+    Ok(openat(at, name, flags, Mode::empty())?)
+}
+
+fn remove_directory(at: BorrowedFd<'_>, name: &str) -> io::Result<()> {
+    match unlinkat(at, name, AtFlags::REMOVEDIR) {
+        Ok(()) | Err(rustix::io::Errno::NOENT) => Ok(()),
+        Err(error) => Err(error.into()),
+    }
+}
+
+fn subdirectories(dir: BorrowedFd<'_>) -> io::Result<Vec<String>> {
+    let mut names = Vec::new();
+    for entry in rustix::fs::Dir::read_from(dir)? {
+        let entry = entry?;
+        let name = entry.file_name().to_string_lossy().into_owned();
+        if entry.file_type() == rustix::fs::FileType::Directory && !name.starts_with('.') {
+            names.push(name);
+        }
+    }
+    Ok(names)
+}
+
+fn write(dir: BorrowedFd<'_>, file: &str, value: &str) -> io::Result<()> {
+    let fd = openat(dir, file, OFlags::WRONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW, Mode::empty())
+        .map_err(|error| io::Error::other(format!("{file}: {error}")))?;
+    rustix::io::write(&fd, value.as_bytes()).map_err(|error| io::Error::other(format!("{file}={value}: {error}")))?;
+    Ok(())
+}
+
+fn write_if_present(dir: BorrowedFd<'_>, file: &str, value: &str) -> io::Result<()> {
+    match rustix::fs::accessat(dir, file, rustix::fs::Access::EXISTS, AtFlags::empty()) {
+        Ok(()) => write(dir, file, value),
+        Err(_) => Ok(()),
+    }
+}
+
+fn read(dir: BorrowedFd<'_>, file: &str) -> Option<String> {
+    let fd = openat(dir, file, OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW, Mode::empty()).ok()?;
+    io::read_to_string(fs::File::from(fd)).ok()
+}
+
+fn number(dir: BorrowedFd<'_>, file: &str) -> Option<u64> {
+    read(dir, file)?.trim().parse().ok()
+}
+
+/// The number after `key` in a file of `key number` lines.
+fn keyed(dir: BorrowedFd<'_>, file: &str, key: &str) -> Option<u64> {
+    let text = read(dir, file)?;
+    text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(' ')?.trim().parse().ok())
+}

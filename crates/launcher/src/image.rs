@@ -1,0 +1,237 @@
+//! Prepared images: complete root trees, read-only, without set-uid, built once and bound into every cell.
+//!
+//! An image is a small skeleton (a tmpfs with directories, links and a few files) onto which the image's own
+//! directories are bound. So a cell's `/tmp`, `/work`, `/proc` and `/dev` exist whatever the image looks like, and
+//! no byte is written into it.
+
+use std::collections::HashMap;
+use std::ffi::CString;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+
+use rustix::fs::{
+    AtFlags, CWD, Dir, FileType, Mode, OFlags, ResolveFlags, fstat, major, minor, mkdirat, openat, openat2, readlinkat,
+    statat, symlinkat,
+};
+use rustix::mount::{
+    FsMountFlags, FsOpenFlags, MountAttrFlags, MoveMountFlags, OpenTreeFlags, fsconfig_create, fsconfig_set_string,
+    fsmount, fsopen, move_mount, open_tree,
+};
+
+use crate::home::{self, HOST, IMAGES, PROC};
+use crate::sys;
+
+const READ_ONLY: u64 = libc::MOUNT_ATTR_RDONLY | libc::MOUNT_ATTR_NOSUID | libc::MOUNT_ATTR_NODEV;
+const DEVICE: u64 = libc::MOUNT_ATTR_RDONLY | libc::MOUNT_ATTR_NOSUID | libc::MOUNT_ATTR_NOEXEC;
+
+/// The devices of a cell with the numbers they must have: a host (or image) that has something else under such a name
+/// is not one we run on (CVE-2025-31133).
+const DEVICES: [(&str, (u32, u32)); 6] =
+    [("null", (1, 3)), ("zero", (1, 5)), ("full", (1, 7)), ("random", (1, 8)), ("urandom", (1, 9)), ("tty", (5, 0))];
+
+const DEV_LINKS: [(&str, &str); 4] =
+    [("fd", "/proc/self/fd"), ("stdin", "/proc/self/fd/0"), ("stdout", "/proc/self/fd/1"), ("stderr", "/proc/self/fd/2")];
+
+/// Top-level names that belong to the cell, whatever the image has there.
+const OURS: [&str; 6] = ["proc", "sys", "dev", "tmp", "work", "run"];
+
+/// The synthesised `/etc` of the `host` image: enough for name look-ups, nothing that tells about the host.
+const ETC: [(&str, &str); 6] = [
+    ("passwd", "root:x:0:0:root:/:/usr/sbin/nologin\ncell:x:1000:1000:cell:/work:/bin/sh\nnobody:x:65534:65534:nobody:/:/usr/sbin/nologin\n"),
+    ("group", "root:x:0:\ncell:x:1000:\nnogroup:x:65534:\n"),
+    ("hosts", "127.0.0.1 localhost cell\n::1 localhost\n"),
+    ("hostname", "cell\n"),
+    ("nsswitch.conf", "passwd: files\ngroup: files\nhosts: files dns\n"),
+    ("resolv.conf", ""),
+];
+
+/// How many directory images stay prepared before the oldest is dropped.
+const KEPT: usize = 32;
+
+/// Identity of a directory image: its inode, and its change time, since its top-level names are copied.
+type Key = (u64, u64, i64, i64);
+
+#[derive(Default)]
+pub(crate) struct Images {
+    host: Option<String>,
+    directories: HashMap<Key, String>,
+    made: u32,
+}
+
+impl Images {
+    /// Path of the prepared `host` image.
+    pub(crate) fn host(&mut self) -> io::Result<String> {
+        if let Some(path) = &self.host {
+            return Ok(path.clone());
+        }
+        let path = self.next_path();
+        build(&path, |tree| {
+            let host = open_directory(CWD, HOST)?;
+            // Everything but /usr comes from links into it, or (before the merge of /usr) from directories beside it.
+            for name in ["usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32"] {
+                adopt(host.as_fd(), name, tree)?;
+            }
+            mkdirat(tree, "etc", Mode::from_raw_mode(0o755))?;
+            let etc = open_directory(tree, "etc")?;
+            for (name, text) in ETC {
+                write_file(etc.as_fd(), name, text.as_bytes())?;
+            }
+            let host_etc = open_directory(host.as_fd(), "etc")?;
+            // /usr links into the alternatives; the loader cache only lists libraries.
+            adopt(host_etc.as_fd(), "alternatives", etc.as_fd())?;
+            if let Ok(cache) = std::fs::read(Path::new(HOST).join("etc/ld.so.cache")) {
+                write_file(etc.as_fd(), "ld.so.cache", &cache)?;
+            }
+            mkdirat(tree, "var", Mode::from_raw_mode(0o755))?;
+            symlinkat("../tmp", open_directory(tree, "var")?, "tmp")?;
+            Ok(())
+        })?;
+        self.host = Some(path.clone());
+        Ok(path)
+    }
+
+    /// Path of the prepared image for the directory behind `fd`.
+    pub(crate) fn directory(&mut self, fd: BorrowedFd<'_>) -> io::Result<String> {
+        let source = reopen_here(fd)?;
+        let stat = fstat(&source)?;
+        let key = (stat.st_dev, stat.st_ino, stat.st_ctime, stat.st_ctime_nsec as i64);
+        if let Some(path) = self.directories.get(&key) {
+            return Ok(path.clone());
+        }
+        if self.directories.len() >= KEPT {
+            for (_, path) in self.directories.drain() {
+                home::drop_image(&path)?;
+            }
+        }
+        let path = self.next_path();
+        build(&path, |tree| {
+            let listing = openat(&source, ".", OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
+            for entry in Dir::new(listing)? {
+                let entry = entry?;
+                let name = entry.file_name().to_str().map_err(|_| io::Error::from(io::ErrorKind::InvalidFilename))?;
+                if !matches!(name, "." | "..") && !OURS.contains(&name) {
+                    adopt(source.as_fd(), name, tree)?;
+                }
+            }
+            Ok(())
+        })?;
+        self.directories.insert(key, path.clone());
+        Ok(path)
+    }
+
+    fn next_path(&mut self) -> String {
+        self.made += 1;
+        format!("{IMAGES}/{}", self.made)
+    }
+}
+
+/// Builds one image at `path`; on failure nothing of it stays.
+fn build(path: &str, fill: impl FnOnce(BorrowedFd<'_>) -> io::Result<()>) -> io::Result<()> {
+    mkdirat(CWD, path, Mode::from_raw_mode(0o755))?;
+    let built = skeleton(path).and_then(|tree| {
+        fill(tree.as_fd())?;
+        // Last, so that the skeleton could be filled: its own mount becomes read-only too.
+        sys::mount_setattr(tree.as_fd(), c"", false, READ_ONLY, 0)
+    });
+    if let Err(error) = built {
+        let _ = home::drop_image(path);
+        return Err(error);
+    }
+    Ok(())
+}
+
+/// The parts that every cell has, as a mounted tmpfs.
+fn skeleton(path: &str) -> io::Result<OwnedFd> {
+    let context = fsopen("tmpfs", FsOpenFlags::FSOPEN_CLOEXEC)?;
+    for (key, value) in [("source", "image"), ("mode", "0755"), ("size", "4M"), ("nr_inodes", "4096")] {
+        fsconfig_set_string(&context, key, value)?;
+    }
+    fsconfig_create(&context)?;
+    let tree = fsmount(&context, FsMountFlags::FSMOUNT_CLOEXEC, MountAttrFlags::MOUNT_ATTR_NOSUID)?;
+    move_mount(&tree, "", CWD, path, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)?;
+    for dir in ["proc", "dev", "dev/shm", "tmp", "work", "run"] {
+        mkdirat(&tree, dir, Mode::from_raw_mode(0o755))?;
+    }
+    let dev = open_directory(tree.as_fd(), "dev")?;
+    let host_dev = open_directory(CWD, &format!("{HOST}/dev"))?;
+    for (name, numbers) in DEVICES {
+        bind_device(host_dev.as_fd(), name, numbers, dev.as_fd())?;
+    }
+    for (name, target) in DEV_LINKS {
+        symlinkat(target, &dev, name)?;
+    }
+    Ok(tree)
+}
+
+/// Takes over one name of an image's directory: a link as a link, a directory or file as a read-only bind.
+fn adopt(from: BorrowedFd<'_>, name: &str, into: BorrowedFd<'_>) -> io::Result<()> {
+    let stat = match statat(from, name, AtFlags::SYMLINK_NOFOLLOW) {
+        Ok(stat) => stat,
+        Err(rustix::io::Errno::NOENT) => return Ok(()),
+        Err(error) => return Err(error.into()),
+    };
+    match FileType::from_raw_mode(stat.st_mode) {
+        FileType::Symlink => Ok(symlinkat(readlinkat(from, name, Vec::new())?, into, name)?),
+        FileType::Directory => {
+            mkdirat(into, name, Mode::from_raw_mode(0o755))?;
+            bind(from, name, into, READ_ONLY)
+        }
+        FileType::RegularFile => {
+            write_file(into, name, b"")?;
+            bind(from, name, into, READ_ONLY)
+        }
+        // Devices, sockets and pipes of an image's top level are not for a cell.
+        _ => Ok(()),
+    }
+}
+
+fn bind_device(from: BorrowedFd<'_>, name: &str, (maj, min): (u32, u32), into: BorrowedFd<'_>) -> io::Result<()> {
+    let stat = statat(from, name, AtFlags::SYMLINK_NOFOLLOW)?;
+    let is_it = FileType::from_raw_mode(stat.st_mode) == FileType::CharacterDevice
+        && (major(stat.st_rdev), minor(stat.st_rdev)) == (maj, min);
+    if !is_it {
+        return Err(io::Error::other(format!("/dev/{name} of the host is not the device {maj}:{min}")));
+    }
+    write_file(into, name, b"")?;
+    bind(from, name, into, DEVICE)
+}
+
+fn bind(from: BorrowedFd<'_>, name: &str, into: BorrowedFd<'_>, attributes: u64) -> io::Result<()> {
+    let flags = OpenTreeFlags::OPEN_TREE_CLONE
+        | OpenTreeFlags::OPEN_TREE_CLOEXEC
+        | OpenTreeFlags::AT_RECURSIVE
+        | OpenTreeFlags::AT_SYMLINK_NOFOLLOW;
+    let tree = open_tree(from, name, flags)?;
+    sys::mount_setattr(tree.as_fd(), c"", true, attributes, 0)?;
+    Ok(move_mount(&tree, "", into, name, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)?)
+}
+
+/// Finds the directory that the engine opened in *its* mount namespace again in ours, and makes sure that it is the same one:
+/// a mount can only be cloned within its own namespace, and a path alone could have been swapped meanwhile.
+fn reopen_here(fd: BorrowedFd<'_>) -> io::Result<OwnedFd> {
+    let link = readlinkat(CWD, format!("{PROC}/self/fd/{}", fd.as_raw_fd()), Vec::new())?;
+    let host = open_directory(CWD, HOST)?;
+    let here = openat2(
+        &host,
+        &*link,
+        OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC,
+        Mode::empty(),
+        ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS,
+    )?;
+    let (theirs, ours) = (fstat(fd)?, fstat(&here)?);
+    if (theirs.st_dev, theirs.st_ino) != (ours.st_dev, ours.st_ino) {
+        return Err(io::Error::other("the image directory was moved or replaced during the launch"));
+    }
+    Ok(here)
+}
+
+fn open_directory(at: BorrowedFd<'_>, path: &str) -> io::Result<OwnedFd> {
+    Ok(openat(at, path, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC | OFlags::NOFOLLOW, Mode::empty())?)
+}
+
+fn write_file(at: BorrowedFd<'_>, name: &str, bytes: &[u8]) -> io::Result<()> {
+    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+    let fd = openat(at, CString::new(name)?, flags, Mode::from_raw_mode(0o644))?;
+    io::Write::write_all(&mut std::fs::File::from(fd), bytes)
+}

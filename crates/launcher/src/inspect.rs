@@ -1,0 +1,119 @@
+//! Reads a payload's posture from outside: what `/proc` of the host says, not what anything inside claims.
+
+use std::fs;
+use std::io;
+
+use casemate_wire::launch::{Mount, Posture};
+
+/// Namespaces of interest, as named under `/proc/PID/ns`.
+const NAMESPACES: [&str; 7] = ["user", "mnt", "pid", "net", "ipc", "uts", "cgroup"];
+
+/// All processes below `root`, found through the kernel's own lists of children.
+pub(crate) fn descendants(proc: &str, root: i32) -> Vec<i32> {
+    let mut found = Vec::new();
+    let mut queue = vec![root];
+    while let Some(pid) = queue.pop() {
+        let Ok(tasks) = fs::read_dir(format!("{proc}/{pid}/task")) else { continue };
+        for task in tasks.flatten() {
+            let children = fs::read_to_string(task.path().join("children")).unwrap_or_default();
+            for child in children.split_whitespace().filter_map(|word| word.parse().ok()) {
+                found.push(child);
+                queue.push(child);
+            }
+        }
+    }
+    found
+}
+
+/// The host's number of the process that the guest (`init`) numbers `inner`.
+pub(crate) fn find(proc: &str, init: i32, inner: u32) -> io::Result<i32> {
+    let matches = |pid: &i32| {
+        let status = fs::read_to_string(format!("{proc}/{pid}/status")).unwrap_or_default();
+        let innermost = field(&status, "NSpid").and_then(|line| line.split_whitespace().last()?.parse().ok());
+        innermost == Some(inner)
+    };
+    descendants(proc, init)
+        .into_iter()
+        .find(matches)
+        .ok_or_else(|| io::Error::other(format!("the cell has no process {inner}")))
+}
+
+pub(crate) fn posture(proc: &str, pid: i32) -> io::Result<Posture> {
+    let at = |file: &str| format!("{proc}/{pid}/{file}");
+    let status = fs::read_to_string(at("status"))?;
+    let number = |key: &str| field(&status, key).and_then(|line| line.split_whitespace().next()?.parse().ok());
+    let caps = |key: &str| {
+        field(&status, key).and_then(|text| u64::from_str_radix(text.trim(), 16).ok()).ok_or_else(|| missing(key))
+    };
+    let (mut own, mut shared) = (Vec::new(), Vec::new());
+    for name in NAMESPACES {
+        let of = |who: &str| fs::read_link(format!("{proc}/{who}/ns/{name}"));
+        let same = of(&pid.to_string())? == of("self")?;
+        if same { &mut shared } else { &mut own }.push(name.to_owned());
+    }
+    let limits = fs::read_to_string(at("limits"))?;
+    Ok(Posture {
+        uid: number("Uid").ok_or_else(|| missing("Uid"))?,
+        gid: number("Gid").ok_or_else(|| missing("Gid"))?,
+        groups: field(&status, "Groups").unwrap_or_default().split_whitespace().flat_map(str::parse).collect(),
+        cap_effective: caps("CapEff")?,
+        cap_permitted: caps("CapPrm")?,
+        cap_inheritable: caps("CapInh")?,
+        cap_bounding: caps("CapBnd")?,
+        cap_ambient: caps("CapAmb")?,
+        no_new_privs: number("NoNewPrivs").ok_or_else(|| missing("NoNewPrivs"))? == 1,
+        seccomp_mode: number("Seccomp").ok_or_else(|| missing("Seccomp"))?,
+        seccomp_filters: number("Seccomp_filters").unwrap_or(0),
+        mounts: if own.iter().any(|name| name == "mnt") { mounts(&fs::read_to_string(at("mountinfo"))?) } else { Vec::new() },
+        own_namespaces: own,
+        shared_namespaces: shared,
+        rlimits: rlimits(&limits),
+        cgroup: Vec::new(),
+        oom_score_adj: fs::read_to_string(at("oom_score_adj"))?.trim().parse().unwrap_or(0),
+    })
+}
+
+fn field<'a>(status: &'a str, key: &str) -> Option<&'a str> {
+    status.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(':'))
+}
+
+fn missing(key: &str) -> io::Error {
+    io::Error::other(format!("/proc/PID/status has no {key}"))
+}
+
+fn mounts(mountinfo: &str) -> Vec<Mount> {
+    let parse = |line: &str| {
+        let (left, right) = line.split_once(" - ")?;
+        let mut left = left.split(' ').skip(4);
+        Some(Mount {
+            point: left.next()?.to_owned(),
+            options: left.next()?.to_owned(),
+            kind: right.split(' ').next()?.to_owned(),
+        })
+    };
+    mountinfo.lines().filter_map(parse).collect()
+}
+
+/// The soft limits of the resources that matter, as the kernel prints them.
+fn rlimits(text: &str) -> Vec<(String, String)> {
+    const SHOWN: [&str; 5] =
+        ["Max core file size", "Max open files", "Max processes", "Max cpu time", "Max file size"];
+    let value = |name: &str| {
+        let line = text.lines().find_map(|line| line.strip_prefix(name))?;
+        Some((name.trim_start_matches("Max ").to_owned(), line.split_whitespace().next()?.to_owned()))
+    };
+    SHOWN.iter().filter_map(|name| value(name)).collect()
+}
+
+/// The largest number of descriptors that any of these processes holds.
+pub(crate) fn most_open_files(proc: &str, pids: &[i32]) -> Option<u64> {
+    let count = |pid: &i32| {
+        let dir = format!("{proc}/{pid}/fd");
+        // Since Linux 6.2 the size of the directory is the number of descriptors.
+        match fs::metadata(&dir).ok()?.len() {
+            0 => fs::read_dir(&dir).ok().map(|entries| entries.count() as u64),
+            count => Some(count),
+        }
+    };
+    pids.iter().filter_map(count).max()
+}

@@ -1,0 +1,152 @@
+//! Carries out the recipe inside the child, one operation after the other.
+
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::time::Instant;
+
+use rustix::fs::{CWD, Mode, OFlags};
+use rustix::mount::{
+    MountFlags, MountPropagationFlags, MoveMountFlags, UnmountFlags, mount, mount_bind, mount_bind_recursive, mount_change,
+    move_mount, unmount,
+};
+use rustix::process::{chdir, getcwd, setsid};
+
+use crate::home::{CELL, SCRATCH};
+use crate::recipe::{Capabilities, GUEST_ID, Ids, Mask, Op};
+use crate::sys::{self, Groups};
+
+/// First host uid of the blocks that cells are given as root: above what distributions hand out to users,
+/// below what container managers use for their own dynamic ranges.
+const FIRST_BLOCK: u32 = 0x5000_0000;
+pub(crate) const BLOCK_SIZE: u32 = 0x1_0000;
+/// Number of blocks, hence of concurrent cells on one host.
+pub(crate) const BLOCKS: u16 = 8192;
+
+pub(crate) fn block_start(block: u16) -> u32 {
+    FIRST_BLOCK + u32::from(block) * BLOCK_SIZE
+}
+
+/// What the launcher prepared for one child.
+pub(crate) struct Site<'a> {
+    /// Path of the prepared image; empty for the `process` wall.
+    pub(crate) image: String,
+    pub(crate) scratch: Option<OwnedFd>,
+    pub(crate) channel: BorrowedFd<'a>,
+    pub(crate) guest: BorrowedFd<'a>,
+    pub(crate) filter: &'a [libc::sock_filter],
+    /// Readable once the launcher has done its part; closed without a byte if it could not.
+    pub(crate) go: File,
+    /// Where the outcome goes; closes by itself when the guest is executed.
+    pub(crate) report: File,
+}
+
+/// The first byte of each part of a report.
+pub(crate) const TIMINGS: u8 = 0;
+pub(crate) const FAILURE: u8 = 1;
+
+/// Builds the cell around the calling process and becomes its guest. Never returns.
+pub(crate) fn build(ops: &[Op], mut site: Site<'_>) -> ! {
+    let mut timings = vec![TIMINGS];
+    let mut last = Instant::now();
+    for (index, &op) in ops.iter().enumerate() {
+        if op == Op::ExecGuest && site.report.write_all(&timings).is_err() {
+            break;
+        }
+        if let Err(error) = perform(op, &mut site) {
+            let mut report = vec![FAILURE, index as u8];
+            report.extend(error.to_string().into_bytes());
+            let _ = site.report.write_all(&report);
+            break;
+        }
+        let now = Instant::now();
+        timings.extend((now.duration_since(last).as_nanos() as u32).to_le_bytes());
+        last = now;
+    }
+    sys::exit_now(1)
+}
+
+/// One operation. Any error ends the launch.
+fn perform(op: Op, site: &mut Site<'_>) -> io::Result<()> {
+    match op {
+        Op::AwaitLauncher => {
+            sys::unblock_signals()?;
+            site.go.read_exact(&mut [0])
+        }
+        Op::TakeIds(Ids::NamespaceRoot) => sys::become_id(GUEST_ID, Groups::Leave),
+        Op::TakeIds(Ids::HostBlock(block)) => sys::become_id(block_start(block), Groups::Leave),
+        Op::TakeIds(Ids::Mapped | Ids::Unchanged) => Ok(()),
+        Op::NewCgroupNamespace => sys::unshare(libc::CLONE_NEWCGROUP),
+        Op::PrivateMounts => {
+            Ok(mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC)?)
+        }
+        Op::BindImage => Ok(mount_bind_recursive(site.image.as_str(), CELL)?),
+        Op::AttachScratch => {
+            let scratch = site.scratch.as_ref().ok_or_else(|| io::Error::other("no scratch file system"))?;
+            Ok(move_mount(scratch, "", CWD, SCRATCH, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)?)
+        }
+        Op::BindScratch(dir) => {
+            let (from, to) = dir.paths();
+            Ok(mount_bind(format!("{SCRATCH}/{from}"), format!("{CELL}/{to}"))?)
+        }
+        Op::MountProc => {
+            let flags = MountFlags::RDONLY | MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
+            Ok(mount("proc", format!("{CELL}/proc"), "proc", flags, None)?)
+        }
+        // The cell's own null device, and a directory of the read-only skeleton that is always empty.
+        Op::MaskProc(Mask::File(path)) => Ok(mount_bind(format!("{CELL}/dev/null"), format!("{CELL}/proc/{path}"))?),
+        Op::MaskProc(Mask::Directory(path)) => Ok(mount_bind(format!("{CELL}/run"), format!("{CELL}/proc/{path}"))?),
+        Op::RaiseLoopback => sys::raise_loopback(),
+        Op::SetHostname => Ok(rustix::system::sethostname(b"cell")?),
+        Op::PivotRoot => {
+            chdir(CELL)?;
+            sys::pivot_root_here()?;
+            // The old root now lies on top of the new one; "." still means the new.
+            unmount(".", UnmountFlags::DETACH)?;
+            Ok(chdir("/")?)
+        }
+        Op::CheckWorkingDirectory => match getcwd(Vec::new())?.as_bytes() {
+            b"/" => Ok(()),
+            other => Err(io::Error::other(format!("working directory is {}", String::from_utf8_lossy(other)))),
+        },
+        Op::NewSession => Ok(setsid().map(drop)?),
+        Op::NewKeyring => sys::join_new_keyring(),
+        Op::HarmlessRlimits => {
+            for resource in [libc::RLIMIT_CORE, libc::RLIMIT_RTPRIO, libc::RLIMIT_NICE] {
+                sys::set_rlimit(resource, 0)?;
+            }
+            sys::set_rlimit(libc::RLIMIT_MSGQUEUE, 0)
+        }
+        Op::KeepCapabilities(Capabilities::OfGuest) => {
+            let set = bits(&[caps::SETUID, caps::SETGID, caps::SETPCAP, caps::KILL]);
+            sys::keep_capabilities(set, set)
+        }
+        // Taking a host uid still needs two of them; the change away from root clears both.
+        Op::KeepCapabilities(Capabilities::None) => sys::keep_capabilities(0, bits(&[caps::SETUID, caps::SETGID])),
+        Op::KeepCapabilities(Capabilities::NoneToDrop) => sys::clear_ambient_capabilities(),
+        Op::DieWithLauncher => sys::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL as libc::c_ulong),
+        Op::NoNewPrivileges => sys::prctl(libc::PR_SET_NO_NEW_PRIVS, 1),
+        Op::BaseFilter => sys::install_filter(site.filter),
+        Op::OnlyTheChannel => {
+            let null = rustix::fs::open("/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?;
+            for fd in 0..3 {
+                sys::move_fd(null.as_raw_fd(), fd)?;
+            }
+            sys::move_fd(site.channel.as_raw_fd(), 3)?;
+            sys::close_on_exec_from(4)
+        }
+        Op::ExecGuest => Err(sys::exec(site.guest, c"casemate-guest")),
+    }
+}
+
+fn bits(capabilities: &[u32]) -> u64 {
+    capabilities.iter().fold(0, |bits, capability| bits | 1 << capability)
+}
+
+/// Numbers from `linux/capability.h`, which `libc` does not carry.
+mod caps {
+    pub(super) const KILL: u32 = 5;
+    pub(super) const SETGID: u32 = 6;
+    pub(super) const SETUID: u32 = 7;
+    pub(super) const SETPCAP: u32 = 8;
+}

@@ -1,0 +1,241 @@
+//! From a [`CellSpec`] to the ordered list of operations that builds the cell: data, derived here and nowhere else.
+//!
+//! The child interprets the list from top to bottom (`interpret.rs`); the first failure ends the launch and names
+//! its operation. The order matters: names and mounts first, while the child is still root of its own namespaces;
+//! then everything that can only be lost; the filter last.
+
+use casemate_wire::launch::{CellSpec, Wall};
+
+/// Ids inside a cell. The guest is root of its own user namespace where a block of ids can be mapped.
+pub(crate) const GUEST_ID: u32 = 0;
+pub(crate) const PAYLOAD_ID: u32 = 1000;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Op {
+    /// Wait until the launcher has mapped the ids and put the child into its cgroups.
+    AwaitLauncher,
+    /// Leave the launcher's host uid for the cell's own, before touching anything.
+    TakeIds(Ids),
+    /// See the cell's cgroup as the root of the tree. Only after the child is in it.
+    NewCgroupNamespace,
+    /// Nothing mounted from here on may reach another mount namespace.
+    PrivateMounts,
+    /// The prepared, read-only image tree becomes the cell's root to be.
+    BindImage,
+    /// The quota-bound tmpfs that the launcher made: every writable byte of the cell is in it.
+    AttachScratch,
+    BindScratch(ScratchDir),
+    /// A procfs of the cell's own PID namespace, read-only as a whole.
+    MountProc,
+    /// Cover what tells about the host and is not bound to a namespace.
+    MaskProc(Mask),
+    /// The only interface. Nothing routes out of it.
+    RaiseLoopback,
+    SetHostname,
+    /// Enter the new root and drop the old tree.
+    PivotRoot,
+    /// CVE-2024-21626 and friends: the working directory must be the new root and nothing else.
+    CheckWorkingDirectory,
+    /// No controlling terminal to push input into.
+    NewSession,
+    /// No keyring shared with the host or another cell.
+    NewKeyring,
+    /// No core dumps; scheduling and locking rights stay at zero.
+    HarmlessRlimits,
+    /// Everything outside this set leaves the bounding set for good.
+    KeepCapabilities(Capabilities),
+    /// Die with the launcher. After the last change of ids, which would clear it.
+    DieWithLauncher,
+    NoNewPrivileges,
+    /// The filter under which the guest and everything below it lives.
+    BaseFilter,
+    /// 0–2 on /dev/null, 3 the channel, nothing else.
+    OnlyTheChannel,
+    ExecGuest,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Ids {
+    /// Root of the cell's user namespace.
+    NamespaceRoot,
+    /// The launcher's own id, mapped to the payload's: one id for guest and payload.
+    Mapped,
+    /// A host uid outside of every user's range (`process` wall, as root).
+    HostBlock(u16),
+    /// The caller's own uid (`process` wall, rootless).
+    Unchanged,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Capabilities {
+    /// What the guest needs to become the payload: setuid, setgid, setpcap, kill. In its own user namespace only.
+    OfGuest,
+    /// Nothing survives the coming change of ids.
+    None,
+    /// An unprivileged caller has none, and may not shrink its bounding set.
+    NoneToDrop,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum ScratchDir {
+    Work,
+    Tmp,
+    Shm,
+}
+
+impl ScratchDir {
+    pub(crate) const ALL: [ScratchDir; 3] = [ScratchDir::Work, ScratchDir::Tmp, ScratchDir::Shm];
+    /// Name within the scratch file system, and mount point in the cell.
+    pub(crate) fn paths(self) -> (&'static str, &'static str) {
+        match self {
+            ScratchDir::Work => ("work", "work"),
+            ScratchDir::Tmp => ("tmp", "tmp"),
+            ScratchDir::Shm => ("shm", "dev/shm"),
+        }
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Mask {
+    File(&'static str),
+    Directory(&'static str),
+}
+
+/// Parts of procfs that no namespace covers. Those absent from this kernel are left out at start.
+pub(crate) const PROC_MASKS: [Mask; 11] = [
+    Mask::File("kcore"),
+    Mask::File("keys"),
+    Mask::File("key-users"),
+    Mask::File("kmsg"),
+    Mask::File("timer_list"),
+    Mask::File("sched_debug"),
+    Mask::File("latency_stats"),
+    Mask::File("config.gz"),
+    Mask::Directory("acpi"),
+    Mask::Directory("scsi"),
+    Mask::Directory("asound"),
+];
+
+/// The list of operations for `spec`. `masks` are those that exist on this kernel.
+pub(crate) fn operations(spec: &CellSpec, masks: &[Mask]) -> Vec<Op> {
+    let mut ops = vec![Op::AwaitLauncher];
+    match spec.wall {
+        Wall::Container { .. } => {
+            let (ids, capabilities) = match spec.id_block {
+                Some(_) => (Ids::NamespaceRoot, Capabilities::OfGuest),
+                None => (Ids::Mapped, Capabilities::None),
+            };
+            ops.extend([
+                Op::TakeIds(ids),
+                Op::NewCgroupNamespace,
+                Op::PrivateMounts,
+                Op::BindImage,
+                Op::AttachScratch,
+            ]);
+            ops.extend(ScratchDir::ALL.map(Op::BindScratch));
+            ops.push(Op::MountProc);
+            ops.extend(masks.iter().map(|&mask| Op::MaskProc(mask)));
+            ops.extend([
+                Op::RaiseLoopback,
+                Op::SetHostname,
+                Op::PivotRoot,
+                Op::CheckWorkingDirectory,
+                Op::NewSession,
+                Op::NewKeyring,
+                Op::HarmlessRlimits,
+                Op::KeepCapabilities(capabilities),
+            ]);
+        }
+        Wall::Process => {
+            let (ids, capabilities) = match spec.id_block {
+                Some(block) => (Ids::HostBlock(block), Capabilities::None),
+                None => (Ids::Unchanged, Capabilities::NoneToDrop),
+            };
+            ops.extend([
+                Op::NewSession,
+                Op::NewKeyring,
+                Op::HarmlessRlimits,
+                Op::KeepCapabilities(capabilities),
+                Op::TakeIds(ids),
+            ]);
+        }
+    }
+    ops.extend([Op::DieWithLauncher, Op::NoNewPrivileges, Op::BaseFilter, Op::OnlyTheChannel, Op::ExecGuest]);
+    ops
+}
+
+impl Op {
+    /// As it appears in errors, timings and documentation.
+    pub(crate) fn name(self) -> String {
+        match self {
+            Op::AwaitLauncher => "await launcher".into(),
+            Op::TakeIds(_) => "take ids".into(),
+            Op::NewCgroupNamespace => "new cgroup namespace".into(),
+            Op::PrivateMounts => "private mounts".into(),
+            Op::BindImage => "bind image".into(),
+            Op::AttachScratch => "attach scratch".into(),
+            Op::BindScratch(dir) => format!("bind /{}", dir.paths().1),
+            Op::MountProc => "mount /proc".into(),
+            Op::MaskProc(Mask::File(path) | Mask::Directory(path)) => format!("mask /proc/{path}"),
+            Op::RaiseLoopback => "raise loopback".into(),
+            Op::SetHostname => "set hostname".into(),
+            Op::PivotRoot => "pivot root".into(),
+            Op::CheckWorkingDirectory => "check working directory".into(),
+            Op::NewSession => "new session".into(),
+            Op::NewKeyring => "new keyring".into(),
+            Op::HarmlessRlimits => "rlimits".into(),
+            Op::KeepCapabilities(_) => "drop capabilities".into(),
+            Op::DieWithLauncher => "die with launcher".into(),
+            Op::NoNewPrivileges => "no new privileges".into(),
+            Op::BaseFilter => "base seccomp filter".into(),
+            Op::OnlyTheChannel => "close descriptors".into(),
+            Op::ExecGuest => "exec guest".into(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use casemate_wire::launch::Image;
+
+    fn spec(wall: Wall, id_block: Option<u16>) -> CellSpec {
+        CellSpec { wall, id_block, memory_bytes: None, pids: None, cpus: None, disk_io: None }
+    }
+
+    fn container() -> Wall {
+        Wall::Container { image: Image::Host, disk_bytes: 1 << 20, inodes: 100 }
+    }
+
+    fn names(spec: &CellSpec) -> String {
+        operations(spec, &PROC_MASKS[..2]).iter().map(|op| format!("{op:?}")).collect::<Vec<_>>().join("\n")
+    }
+
+    #[test]
+    fn the_container_recipe_as_root() {
+        insta::assert_snapshot!(names(&spec(container(), Some(7))));
+    }
+
+    #[test]
+    fn the_container_recipe_rootless() {
+        insta::assert_snapshot!(names(&spec(container(), None)));
+    }
+
+    #[test]
+    fn the_process_recipe_as_root() {
+        insta::assert_snapshot!(names(&spec(Wall::Process, Some(7))));
+    }
+
+    #[test]
+    fn every_recipe_ends_with_no_new_privileges_then_the_filter_then_the_guest() {
+        for (wall, block) in
+            [(container(), Some(1)), (container(), None), (Wall::Process, Some(1)), (Wall::Process, None)]
+        {
+            let ops = operations(&spec(wall, block), &PROC_MASKS);
+            let at = |wanted: Op| ops.iter().position(|&op| op == wanted).expect("part of every recipe");
+            assert!(at(Op::NoNewPrivileges) < at(Op::BaseFilter));
+            assert!(at(Op::BaseFilter) < at(Op::ExecGuest));
+            assert_eq!(ops.last(), Some(&Op::ExecGuest));
+        }
+    }
+}

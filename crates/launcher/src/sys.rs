@@ -1,0 +1,295 @@
+//! The system calls that `rustix` does not offer, each as thin as possible.
+#![allow(unsafe_code, reason = "raw system calls of the privileged path live here")]
+
+use std::ffi::CStr;
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+
+fn check(result: libc::c_long) -> io::Result<libc::c_long> {
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
+}
+
+/// Result of [`clone3`] on the two sides of it.
+pub(crate) enum Cloned {
+    Child,
+    Parent { pid: i32, pidfd: OwnedFd },
+}
+
+/// Forks into new namespaces (`flags`), and straight into the cgroup (v2) behind `cgroup` if there is one.
+pub(crate) fn clone3(flags: u64, cgroup: Option<BorrowedFd<'_>>) -> io::Result<Cloned> {
+    let mut pidfd: RawFd = -1;
+    // SAFETY: `clone_args` is plain integers; all-zero is its documented neutral value.
+    let mut args: libc::clone_args = unsafe { std::mem::zeroed() };
+    args.flags = flags | libc::CLONE_PIDFD as u64;
+    args.pidfd = &raw mut pidfd as u64;
+    args.exit_signal = libc::SIGCHLD as u64;
+    if let Some(cgroup) = cgroup {
+        args.flags |= libc::CLONE_INTO_CGROUP as u64;
+        args.cgroup = cgroup.as_raw_fd() as u64;
+    }
+    // SAFETY: without CLONE_VM the child has its own copy of this single-threaded process, as after fork(2);
+    // `args` outlives the call and its size is passed along.
+    match check(unsafe { libc::syscall(libc::SYS_clone3, &raw mut args, size_of::<libc::clone_args>()) })? {
+        0 => Ok(Cloned::Child),
+        // SAFETY: the kernel has just stored a new descriptor that nothing else owns.
+        pid => Ok(Cloned::Parent { pid: pid as i32, pidfd: unsafe { OwnedFd::from_raw_fd(pidfd) } }),
+    }
+}
+
+pub(crate) fn unshare(flags: libc::c_int) -> io::Result<()> {
+    // SAFETY: changes namespaces of this single-threaded process only; no memory is involved.
+    check(unsafe { libc::unshare(flags) }.into()).map(drop)
+}
+
+/// Applies mount attributes to `path` (with everything below it if `recursive`).
+pub(crate) fn mount_setattr(dir: BorrowedFd<'_>, path: &CStr, recursive: bool, set: u64, clear: u64) -> io::Result<()> {
+    let attr = libc::mount_attr { attr_set: set, attr_clr: clear, propagation: 0, userns_fd: 0 };
+    let mut flags = libc::AT_SYMLINK_NOFOLLOW;
+    if path.is_empty() {
+        flags |= libc::AT_EMPTY_PATH;
+    }
+    if recursive {
+        flags |= libc::AT_RECURSIVE;
+    }
+    // SAFETY: `path` is NUL-terminated and `attr` outlives the call; its size is passed along.
+    let result = unsafe {
+        libc::syscall(
+            libc::SYS_mount_setattr,
+            dir.as_raw_fd(),
+            path.as_ptr(),
+            flags,
+            &raw const attr,
+            size_of::<libc::mount_attr>(),
+        )
+    };
+    check(result).map(drop)
+}
+
+pub(crate) fn pivot_root_here() -> io::Result<()> {
+    // SAFETY: both arguments are static NUL-terminated strings.
+    check(unsafe { libc::syscall(libc::SYS_pivot_root, c".".as_ptr(), c".".as_ptr()) }).map(drop)
+}
+
+/// Sets real, effective and saved ids and leaves every supplementary group where that is allowed.
+pub(crate) fn become_id(id: u32, groups: Groups) -> io::Result<()> {
+    // SAFETY: plain integers; the raw calls act on this single-threaded process only.
+    unsafe {
+        if let Groups::Leave = groups {
+            check(libc::syscall(libc::SYS_setgroups, 0, std::ptr::null::<libc::gid_t>()))?;
+        }
+        check(libc::syscall(libc::SYS_setresgid, id, id, id))?;
+        check(libc::syscall(libc::SYS_setresuid, id, id, id))?;
+    }
+    Ok(())
+}
+
+#[derive(Clone, Copy)]
+pub(crate) enum Groups {
+    Leave,
+    /// An unprivileged user namespace must not drop groups (they can carry negative permissions).
+    Keep,
+}
+
+pub(crate) fn prctl(option: libc::c_int, value: libc::c_ulong) -> io::Result<()> {
+    // SAFETY: only options that take integers are passed by the callers in this crate.
+    check(unsafe { libc::prctl(option, value, 0, 0, 0) }.into()).map(drop)
+}
+
+/// Every capability outside `bounding` leaves the bounding set for good, all leave the ambient set, and `permitted`
+/// is what this process keeps for itself.
+pub(crate) fn keep_capabilities(bounding: u64, permitted: u64) -> io::Result<()> {
+    clear_ambient_capabilities()?;
+    for capability in 0..64 {
+        if bounding & (1 << capability) != 0 {
+            continue;
+        }
+        match prctl(libc::PR_CAPBSET_DROP, capability) {
+            Ok(()) => {}
+            // The first number that this kernel does not know.
+            Err(error) if error.raw_os_error() == Some(libc::EINVAL) && capability > 30 => break,
+            Err(error) => return Err(error),
+        }
+    }
+    set_capabilities(permitted)
+}
+
+pub(crate) fn clear_ambient_capabilities() -> io::Result<()> {
+    // SAFETY: integers only.
+    check(unsafe { libc::prctl(libc::PR_CAP_AMBIENT, libc::PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0) }.into()).map(drop)
+}
+
+/// Permitted and effective become `set`, inheritable becomes empty.
+fn set_capabilities(set: u64) -> io::Result<()> {
+    #[repr(C)]
+    struct Header {
+        version: u32,
+        pid: i32,
+    }
+    #[repr(C)]
+    struct Data {
+        effective: u32,
+        permitted: u32,
+        inheritable: u32,
+    }
+    const VERSION_3: u32 = 0x2008_0522;
+    let header = Header { version: VERSION_3, pid: 0 };
+    let half = |bits: u64| Data { effective: bits as u32, permitted: bits as u32, inheritable: 0 };
+    let data = [half(set), half(set >> 32)];
+    // SAFETY: header and data have the layout of version 3 of capset(2) and outlive the call.
+    check(unsafe { libc::syscall(libc::SYS_capset, &raw const header, data.as_ptr()) }).map(drop)
+}
+
+pub(crate) fn install_filter(program: &[libc::sock_filter]) -> io::Result<()> {
+    let program =
+        libc::sock_fprog { len: program.len() as libc::c_ushort, filter: program.as_ptr().cast_mut() };
+    // SAFETY: the kernel copies `len` instructions from `filter`, which outlives the call.
+    check(unsafe { libc::syscall(libc::SYS_seccomp, libc::SECCOMP_SET_MODE_FILTER, 0, &raw const program) }).map(drop)
+}
+
+pub(crate) fn join_new_keyring() -> io::Result<()> {
+    const KEYCTL_JOIN_SESSION_KEYRING: libc::c_int = 1;
+    // SAFETY: a null name asks for a new anonymous keyring.
+    check(unsafe { libc::syscall(libc::SYS_keyctl, KEYCTL_JOIN_SESSION_KEYRING, 0) }).map(drop)
+}
+
+pub(crate) fn set_rlimit(resource: libc::__rlimit_resource_t, value: u64) -> io::Result<()> {
+    let limit = libc::rlimit { rlim_cur: value, rlim_max: value };
+    // SAFETY: `limit` outlives the call.
+    check(unsafe { libc::setrlimit(resource, &raw const limit) }.into()).map(drop)
+}
+
+/// Brings up `lo` in the current network namespace.
+pub(crate) fn raise_loopback() -> io::Result<()> {
+    // SAFETY: socket(2) takes integers; the new descriptor is owned by nothing else.
+    let socket = unsafe {
+        let fd = check(libc::socket(libc::AF_INET, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0).into())?;
+        OwnedFd::from_raw_fd(fd as RawFd)
+    };
+    // SAFETY: all-zero is a valid `ifreq`; the name "lo" and the flags are set before use, and it outlives the call.
+    unsafe {
+        let mut request: libc::ifreq = std::mem::zeroed();
+        request.ifr_name[0] = b'l' as libc::c_char;
+        request.ifr_name[1] = b'o' as libc::c_char;
+        request.ifr_ifru.ifru_flags = (libc::IFF_UP | libc::IFF_RUNNING) as libc::c_short;
+        check(libc::ioctl(socket.as_raw_fd(), libc::SIOCSIFFLAGS, &raw mut request).into()).map(drop)
+    }
+}
+
+/// Replaces this process by the program behind `program`, with no environment.
+pub(crate) fn exec(program: BorrowedFd<'_>, name: &CStr) -> io::Error {
+    let argv = [name.as_ptr(), std::ptr::null()];
+    let envp = [std::ptr::null::<libc::c_char>()];
+    // SAFETY: argv and envp are null-terminated arrays of NUL-terminated strings that live until the call.
+    unsafe {
+        libc::syscall(
+            libc::SYS_execveat,
+            program.as_raw_fd(),
+            c"".as_ptr(),
+            argv.as_ptr(),
+            envp.as_ptr(),
+            libc::AT_EMPTY_PATH,
+        );
+    }
+    io::Error::last_os_error()
+}
+
+/// Puts `source` at number `target`, inheritable.
+pub(crate) fn move_fd(source: RawFd, target: RawFd) -> io::Result<()> {
+    // SAFETY: the caller owns both numbers; nothing else in this process uses them any more.
+    unsafe {
+        if source == target {
+            check(libc::fcntl(target, libc::F_SETFD, 0).into())?;
+        } else {
+            check(libc::dup3(source, target, 0).into())?;
+        }
+    }
+    Ok(())
+}
+
+/// Every descriptor from `first` on closes at exec.
+pub(crate) fn close_on_exec_from(first: u32) -> io::Result<()> {
+    // SAFETY: flags only; descriptors stay valid until exec.
+    check(unsafe { libc::syscall(libc::SYS_close_range, first, u32::MAX, libc::CLOSE_RANGE_CLOEXEC) }).map(drop)
+}
+
+/// Ends a child without running destructors or buffers that belong to the parent.
+pub(crate) fn exit_now(code: i32) -> ! {
+    // SAFETY: never returns.
+    unsafe { libc::_exit(code) }
+}
+
+/// Blocks SIGCHLD and returns a descriptor that becomes readable when children change state.
+pub(crate) fn child_events() -> io::Result<OwnedFd> {
+    // SAFETY: the signal set is initialised by sigemptyset before use; the new descriptor has no other owner.
+    unsafe {
+        let mut set: libc::sigset_t = std::mem::zeroed();
+        libc::sigemptyset(&raw mut set);
+        libc::sigaddset(&raw mut set, libc::SIGCHLD);
+        check(libc::sigprocmask(libc::SIG_BLOCK, &raw const set, std::ptr::null_mut()).into())?;
+        let fd = check(libc::signalfd(-1, &raw const set, libc::SFD_CLOEXEC | libc::SFD_NONBLOCK).into())?;
+        Ok(OwnedFd::from_raw_fd(fd as RawFd))
+    }
+}
+
+/// The signal mask is inherited through exec: a child starts with none blocked.
+pub(crate) fn unblock_signals() -> io::Result<()> {
+    // SAFETY: the set is initialised by sigemptyset.
+    unsafe {
+        let mut set: libc::sigset_t = std::mem::zeroed();
+        libc::sigemptyset(&raw mut set);
+        check(libc::sigprocmask(libc::SIG_SETMASK, &raw const set, std::ptr::null_mut()).into()).map(drop)
+    }
+}
+
+/// One child that ended, if any. `__WALL` also takes traced threads, which a plain wait would leave for ever.
+pub(crate) fn reap() -> Option<i32> {
+    // SAFETY: no status is asked for.
+    let pid = unsafe { libc::waitpid(-1, std::ptr::null_mut(), libc::WNOHANG | libc::__WALL) };
+    (pid > 0).then_some(pid)
+}
+
+pub(crate) fn kill_by_pidfd(pidfd: BorrowedFd<'_>) -> io::Result<()> {
+    // SAFETY: integers and a null siginfo.
+    let result = unsafe {
+        libc::syscall(libc::SYS_pidfd_send_signal, pidfd.as_raw_fd(), libc::SIGKILL, std::ptr::null::<u8>(), 0)
+    };
+    check(result).map(drop)
+}
+
+pub(crate) fn kill(pid: i32, signal: i32) -> io::Result<()> {
+    // SAFETY: integers only.
+    check(unsafe { libc::kill(pid, signal) }.into()).map(drop)
+}
+
+/// The Landlock ABI of this kernel, 0 where there is none.
+pub(crate) fn landlock_abi() -> u32 {
+    const LANDLOCK_CREATE_RULESET_VERSION: u32 = 1;
+    // SAFETY: with a null attribute and this flag the call only returns a number.
+    let abi = unsafe { libc::syscall(libc::SYS_landlock_create_ruleset, 0, 0, LANDLOCK_CREATE_RULESET_VERSION) };
+    u32::try_from(abi).unwrap_or(0)
+}
+
+/// Whether this kernel takes seccomp filters.
+pub(crate) fn seccomp_available() -> bool {
+    const SECCOMP_GET_ACTION_AVAIL: u32 = 2;
+    let action = libc::SECCOMP_RET_KILL_PROCESS;
+    // SAFETY: the call reads one u32.
+    unsafe { libc::syscall(libc::SYS_seccomp, SECCOMP_GET_ACTION_AVAIL, 0, &raw const action) == 0 }
+}
+
+/// The control socket and the guest's program, which the engine puts at 3 and 4.
+pub(crate) fn inherited() -> io::Result<[OwnedFd; 2]> {
+    let take = |fd: RawFd| -> io::Result<OwnedFd> {
+        // SAFETY: F_SETFD only reads the number; it fails if the descriptor is not open.
+        check(unsafe { libc::fcntl(fd, libc::F_SETFD, libc::FD_CLOEXEC) }.into())?;
+        // SAFETY: it is open (checked just now) and nothing else in this new process owns it.
+        Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+    };
+    Ok([take(3)?, take(4)?])
+}
+
+/// Empties the descriptor of [`child_events`].
+pub(crate) fn drain_events(events: BorrowedFd<'_>) {
+    let mut buffer = [0u8; 1024];
+    while rustix::io::read(events, &mut buffer).is_ok_and(|n| n > 0) {}
+}

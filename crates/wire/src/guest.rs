@@ -1,0 +1,167 @@
+//! Control messages between engine and guest. Bulk bytes travel as data frames on the streams named here.
+//!
+//! Streams are numbered by the engine and never reused within a cell; 0 is the control stream.
+
+use serde::{Deserialize, Serialize};
+
+use crate::Malformed;
+
+/// Identifies one exec or one file transfer within a cell.
+pub type Id = u32;
+
+/// Engine → guest.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum ToGuest {
+    /// First message, exactly once.
+    Configure(Config),
+    /// Prepare a process up to the point of `execve` and report it as [`ToHost::Held`].
+    Exec(Exec),
+    /// Let a held process go: its posture has been read.
+    Proceed { exec: Id },
+    /// Send a signal to a process and everything in its session.
+    Signal { exec: Id, signal: u8 },
+    /// Create a file or directory; a file's bytes follow on stream `id` until its end.
+    Put { id: Id, path: String, entry: Entry },
+    /// Send the file or directory tree at `path`: entries as messages, bytes on stream `id`.
+    Get { id: Id, path: String, max_bytes: u64, max_entries: u32 },
+}
+
+/// Guest → engine.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum ToHost {
+    Hello { version: u16 },
+    /// The process `pid` (as numbered inside the cell) is confined and waits before `execve`.
+    Held { exec: Id, pid: u32 },
+    /// The process could not be started.
+    ExecFailed { exec: Id, step: String, errno: i32 },
+    /// The process ended and what it had written was sent.
+    Exited { exec: Id, status: WaitStatus, usage: ProcessUsage, discarded: Discarded },
+    PutDone { id: Id },
+    /// The next member of a tree being read; `path` is relative to the requested one, empty for itself.
+    GetEntry { id: Id, path: String, entry: Entry },
+    /// A member that is neither file nor directory, or could not be read.
+    GetSkipped { id: Id, path: String, why: String },
+    GetDone { id: Id },
+    TransferFailed { id: Id, step: String, errno: i32 },
+}
+
+/// How the guest confines what it starts: the `process` wall's parameters.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Config {
+    pub version: u16,
+    /// Switch to this uid and gid before `execve`; `None` where only one id is mapped.
+    pub payload_id: Option<u32>,
+    pub network: Network,
+    pub ptrace: Ptrace,
+    pub rlimits: Rlimits,
+    /// Directories (and files) that Landlock opens up; everything else is closed.
+    pub landlock: Vec<LandlockRule>,
+}
+
+/// Which socket families the filter lets through.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Network {
+    /// The cell has its own network namespace: inet sockets reach its loopback only.
+    Namespaced,
+    /// The host's network namespace: no socket at all.
+    None,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Ptrace {
+    Denied,
+    Allowed,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Rlimits {
+    pub open_files: u64,
+    /// Set only where no cgroup counts processes.
+    pub processes: Option<u64>,
+    /// CPU seconds of one process: a second line behind the cell's own limit.
+    pub cpu_seconds: Option<u64>,
+    /// Largest file; set where no quota bounds the file system.
+    pub file_size: Option<u64>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LandlockRule {
+    pub path: String,
+    pub access: Access,
+    pub presence: Presence,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Access {
+    ReadExecute,
+    Read,
+    /// Everything a work directory needs, but no device or socket nodes.
+    ReadWrite,
+    /// Open a device for reading and writing.
+    Device,
+}
+
+/// Whether a missing path is an error or simply nothing to open up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Presence {
+    Required,
+    Optional,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Exec {
+    pub id: Id,
+    /// `argv[0]` is looked up in `PATH` unless it contains a slash.
+    pub argv: Vec<String>,
+    pub env: Vec<(String, String)>,
+    pub cwd: String,
+    /// Stream of standard input; `None` is `/dev/null`.
+    pub stdin: Option<u32>,
+    pub stdout: u32,
+    pub stderr: u32,
+    /// Bytes of output (both streams together) after which the rest is read and dropped.
+    pub max_output: u64,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Entry {
+    File { mode: u32, size: u64 },
+    Directory { mode: u32 },
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum WaitStatus {
+    Exited(u8),
+    Signaled(u8),
+}
+
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ProcessUsage {
+    pub cpu_micros: u64,
+    pub max_rss_bytes: u64,
+}
+
+/// Output bytes that were read after the limit and thrown away.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Discarded {
+    pub stdout: u64,
+    pub stderr: u64,
+}
+
+impl ToGuest {
+    pub fn encode(&self) -> Vec<u8> {
+        crate::encode(self)
+    }
+    pub fn decode(bytes: &[u8]) -> Result<Self, Malformed> {
+        crate::decode("engine", bytes)
+    }
+}
+
+impl ToHost {
+    pub fn encode(&self) -> Vec<u8> {
+        crate::encode(self)
+    }
+    pub fn decode(bytes: &[u8]) -> Result<Self, Malformed> {
+        crate::decode("guest", bytes)
+    }
+}

@@ -1,0 +1,206 @@
+//! Requests to the launcher and its answers, one per packet of a `SOCK_SEQPACKET` socketpair.
+//!
+//! The whole vocabulary is closed: an engine that was taken over can ask for a cell, look at a cell of its own, or
+//! end it. There is no path, no command and no mount in here.
+
+use serde::{Deserialize, Serialize};
+
+use crate::Malformed;
+
+/// Largest packet in either direction.
+pub const MAX_PACKET: usize = 64 * 1024;
+
+/// A cell of this launcher; numbers are never reused.
+pub type CellId = u32;
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Request {
+    pub id: u32,
+    pub op: Op,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Op {
+    /// Build a cell. Descriptors: the guest's end of the channel, then the image directory if `Image::Directory`.
+    Launch(CellSpec),
+    /// Read the posture of the payload that the guest numbers `pid`.
+    Inspect { cell: CellId, pid: u32 },
+    /// Read counters.
+    Measure { cell: CellId },
+    /// Read the counters for the last time and kill the cell. [`Answer::Gone`] follows when nothing is left.
+    Finish { cell: CellId },
+    /// Remove what a dead owner left behind. The engine holds that owner's lock.
+    Recover { run: RunId },
+}
+
+/// Names the owner of cells: 128 random bits, chosen by the engine at start.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct RunId(pub [u8; 16]);
+
+impl std::fmt::Display for RunId {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+impl std::str::FromStr for RunId {
+    type Err = BadRunId;
+    fn from_str(text: &str) -> Result<Self, BadRunId> {
+        let bytes = text.as_bytes();
+        if bytes.len() != 32 || bytes.iter().any(|b| !matches!(b, b'0'..=b'9' | b'a'..=b'f')) {
+            return Err(BadRunId);
+        }
+        let mut id = [0; 16];
+        for (i, byte) in id.iter_mut().enumerate() {
+            *byte = u8::from_str_radix(&text[2 * i..2 * i + 2], 16).map_err(|_| BadRunId)?;
+        }
+        Ok(RunId(id))
+    }
+}
+
+#[derive(Debug, thiserror::Error)]
+#[error("not a run id: 32 lower-case hex digits")]
+pub struct BadRunId;
+
+/// Everything the launcher needs to know about a cell.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CellSpec {
+    pub wall: Wall,
+    /// Block of 65,536 host ids for this cell; `None` when the launcher is not root.
+    pub id_block: Option<u16>,
+    pub memory_bytes: Option<u64>,
+    /// Processes of the payload; the guest comes on top.
+    pub pids: Option<u32>,
+    /// Thousandths of a CPU.
+    pub cpus: Option<u32>,
+    /// Bytes per second, read and written each, on the device that holds the image.
+    pub disk_io: Option<u64>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Wall {
+    Container { image: Image, disk_bytes: u64, inodes: u64 },
+    Process,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Image {
+    /// The host's `/usr`, with a synthesised `/etc`.
+    Host,
+    /// The directory passed as second descriptor.
+    Directory,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Answer {
+    /// Sent unasked, first, with id 0.
+    Hello(Hello),
+    Launched { id: u32, cell: CellId, pid: u32, steps: Vec<(String, u32)> },
+    Inspected { id: u32, posture: Posture },
+    Measured { id: u32, counters: Counters },
+    Finished { id: u32, counters: Counters },
+    Recovered { id: u32 },
+    /// A request failed; for a launch, nothing of the cell is left once [`Answer::Gone`] has come.
+    Failed { id: u32, step: String, message: String },
+    /// A cell is completely gone: processes, mounts, cgroups.
+    Gone { cell: CellId },
+}
+
+/// What this launcher can do on this host, found out at start.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Hello {
+    pub version: u16,
+    pub privilege: Privilege,
+    /// Why no namespaces can be made, if so.
+    pub container: Result<(), String>,
+    pub landlock_abi: u32,
+    pub seccomp: bool,
+    pub cgroups: Cgroups,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Privilege {
+    Root,
+    Rootless,
+}
+
+/// Which controllers this launcher can create groups in.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Cgroups {
+    pub layout: String,
+    pub memory: bool,
+    pub pids: bool,
+    pub cpu: bool,
+    pub cpu_usage: bool,
+    pub io: bool,
+    /// One write ends every process of a cell.
+    pub kill: bool,
+    /// Why there is none, for the hint.
+    pub missing: Option<String>,
+}
+
+/// Cumulative and current figures of one cell, read from outside. `None`: not measurable here.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Counters {
+    pub cpu_micros: Option<u64>,
+    pub memory_bytes: Option<u64>,
+    pub memory_peak_bytes: Option<u64>,
+    pub oom_kills: Option<u64>,
+    pub pids: Option<u64>,
+    pub pids_peak: Option<u64>,
+    /// Times that a fork failed at the limit.
+    pub pids_denied: Option<u64>,
+    pub disk_bytes: Option<u64>,
+    pub inodes: Option<u64>,
+    /// Largest number of descriptors found in one process of the cell.
+    pub open_files: Option<u64>,
+}
+
+/// What `/proc` and the cgroup say about the payload just before `execve`.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Posture {
+    pub uid: u32,
+    pub gid: u32,
+    pub groups: Vec<u32>,
+    pub cap_effective: u64,
+    pub cap_permitted: u64,
+    pub cap_inheritable: u64,
+    pub cap_bounding: u64,
+    pub cap_ambient: u64,
+    pub no_new_privs: bool,
+    pub seccomp_mode: u32,
+    pub seccomp_filters: u32,
+    /// Namespaces that differ from the launcher's, by name.
+    pub own_namespaces: Vec<String>,
+    pub shared_namespaces: Vec<String>,
+    pub mounts: Vec<Mount>,
+    pub rlimits: Vec<(String, String)>,
+    /// Cgroup files with the values found in them.
+    pub cgroup: Vec<(String, String)>,
+    pub oom_score_adj: i32,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Mount {
+    pub point: String,
+    pub kind: String,
+    pub options: String,
+}
+
+impl Request {
+    pub fn encode(&self) -> Vec<u8> {
+        crate::encode(self)
+    }
+    pub fn decode(bytes: &[u8]) -> Result<Self, Malformed> {
+        crate::decode("launch request", bytes)
+    }
+}
+
+impl Answer {
+    pub fn encode(&self) -> Vec<u8> {
+        crate::encode(self)
+    }
+    pub fn decode(bytes: &[u8]) -> Result<Self, Malformed> {
+        crate::decode("launcher", bytes)
+    }
+}

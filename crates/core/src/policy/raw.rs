@@ -1,0 +1,269 @@
+//! The policy file as written. These types exist to be converted: they never leave this module.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use serde::Deserialize;
+use thiserror::Error;
+use toml::Spanned;
+
+use super::{AnyOf, Durability, Policy, Rules};
+use crate::limits::{LimitKind, Limits, LimitsDraft, check_disk_below_memory};
+use crate::request::{Invalid, Kind, Risk, check_name};
+use crate::stack::{Stack, Weakness};
+
+/// What is wrong with a policy file, and where.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[error("line {line}: {message}")]
+pub struct PolicyError {
+    /// Both count from 1.
+    pub line: usize,
+    pub column: usize,
+    pub message: String,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct RawPolicy {
+    accept: Vec<Spanned<String>>,
+    floors: RawFloors,
+    kinds: RawKinds,
+    tags: BTreeMap<Spanned<String>, Spanned<RawAnyOf>>,
+    defaults: RawLimits,
+    caps: RawLimits,
+    evidence: RawEvidence,
+    tenants: BTreeMap<Spanned<String>, RawTenant>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct RawTenant {
+    floors: RawFloors,
+    kinds: RawKinds,
+    tags: BTreeMap<Spanned<String>, Spanned<RawAnyOf>>,
+    caps: RawLimits,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct RawFloors {
+    low: Option<Spanned<RawAnyOf>>,
+    medium: Option<Spanned<RawAnyOf>>,
+    high: Option<Spanned<RawAnyOf>>,
+    critical: Option<Spanned<RawAnyOf>>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(deny_unknown_fields, default, rename_all = "kebab-case")]
+struct RawKinds {
+    pure_compute: Option<Spanned<RawAnyOf>>,
+    file_ops: Option<Spanned<RawAnyOf>>,
+    build_test: Option<Spanned<RawAnyOf>>,
+    untrusted_script: Option<Spanned<RawAnyOf>>,
+    model: Option<Spanned<RawAnyOf>>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(deny_unknown_fields, default, rename_all = "kebab-case")]
+struct RawLimits {
+    wall_time: Option<Spanned<RawLimit>>,
+    cpu_time: Option<Spanned<RawLimit>>,
+    cpus: Option<Spanned<RawLimit>>,
+    memory: Option<Spanned<RawLimit>>,
+    disk: Option<Spanned<RawLimit>>,
+    inodes: Option<Spanned<RawLimit>>,
+    disk_io: Option<Spanned<RawLimit>>,
+    pids: Option<Spanned<RawLimit>>,
+    open_files: Option<Spanned<RawLimit>>,
+    output: Option<Spanned<RawLimit>>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct RawEvidence {
+    durability: Option<Spanned<String>>,
+}
+
+#[derive(Deserialize)]
+#[serde(untagged, expecting = "expected a stack such as \"container\", or a list of stacks")]
+enum RawAnyOf {
+    One(String),
+    Many(Vec<String>),
+}
+
+#[derive(Deserialize)]
+#[serde(untagged, expecting = "expected a limit such as \"256M\", \"10s\" or 64")]
+enum RawLimit {
+    Text(String),
+    Whole(u64),
+    Decimal(f64),
+}
+
+/// A value that parsed as TOML and means nothing, with its place in the file.
+struct Misplaced {
+    span: Range<usize>,
+    invalid: Invalid,
+}
+
+pub(super) fn parse(text: &str) -> Result<Policy, PolicyError> {
+    let raw: RawPolicy = toml::from_str(text).map_err(|error| {
+        // serde calls a key of a TOML table a field of a struct.
+        let message = error.message().replacen("unknown field", "unknown key", 1);
+        PolicyError::at(text, error.span().unwrap_or_default(), message)
+    })?;
+    Policy::try_from(raw).map_err(|Misplaced { span, invalid }| {
+        PolicyError::at(text, span, format!("{}; {}", invalid.reason, invalid.hint))
+    })
+}
+
+impl PolicyError {
+    fn at(text: &str, span: Range<usize>, message: String) -> PolicyError {
+        let before = text.get(..span.start).unwrap_or(text);
+        let line = before.matches('\n').count() + 1;
+        let column = before.chars().rev().take_while(|c| *c != '\n').count() + 1;
+        // A message is one line, wherever it is shown.
+        PolicyError { line, column, message: message.trim().replace('\n', ", ") }
+    }
+}
+
+impl TryFrom<RawPolicy> for Policy {
+    type Error = Misplaced;
+
+    fn try_from(raw: RawPolicy) -> Result<Policy, Misplaced> {
+        let mut policy = Policy::default();
+        policy.rules.overlay(RawTenant {
+            floors: raw.floors,
+            kinds: raw.kinds,
+            tags: raw.tags,
+            caps: raw.caps,
+        })?;
+        let disk = raw.defaults.disk.as_ref().map(Spanned::span);
+        policy.defaults = raw.defaults.read(&policy.rules.caps)?;
+        if let Some(span) = disk {
+            check_default_disk(&policy).map_err(|invalid| Misplaced { span, invalid })?;
+        }
+        for weakness in raw.accept {
+            policy.accept.insert(at(weakness, |text| text.parse::<Weakness>())?);
+        }
+        if let Some(durability) = raw.evidence.durability {
+            policy.durability = at(durability, |text| text.parse::<Durability>())?;
+        }
+        for (tenant, raw) in raw.tenants {
+            let mut rules = Rules::default();
+            rules.overlay(raw)?;
+            policy.tenants.insert(checked_name("tenant", tenant)?, rules);
+        }
+        Ok(policy)
+    }
+}
+
+impl Rules {
+    fn overlay(&mut self, raw: RawTenant) -> Result<(), Misplaced> {
+        let RawFloors { low, medium, high, critical } = raw.floors;
+        let floors =
+            [(Risk::Low, low), (Risk::Medium, medium), (Risk::High, high), (Risk::Critical, critical)];
+        for (risk, floor) in floors {
+            if let Some(floor) = floor {
+                self.floors.insert(risk, at(floor, AnyOf::try_from)?);
+            }
+        }
+        let RawKinds { pure_compute, file_ops, build_test, untrusted_script, model } = raw.kinds;
+        let kinds = [
+            (Kind::PureCompute, pure_compute),
+            (Kind::FileOps, file_ops),
+            (Kind::BuildTest, build_test),
+            (Kind::UntrustedScript, untrusted_script),
+            (Kind::Model, model),
+        ];
+        for (kind, floor) in kinds {
+            if let Some(floor) = floor {
+                self.kinds.insert(kind, at(floor, AnyOf::try_from)?);
+            }
+        }
+        for (tag, floor) in raw.tags {
+            self.tags.insert(checked_name("tag", tag)?, at(floor, AnyOf::try_from)?);
+        }
+        self.caps = raw.caps.read(&LimitsDraft::new())?;
+        Ok(())
+    }
+}
+
+impl RawLimits {
+    /// Reads a section of limits, none of which may exceed its cap.
+    fn read(self, caps: &LimitsDraft) -> Result<LimitsDraft, Misplaced> {
+        let mut limits = LimitsDraft::new();
+        for (kind, raw) in self.by_kind() {
+            if let Some(raw) = raw {
+                limits.set(kind, at(raw, |raw| read_limit(kind, raw, caps))?);
+            }
+        }
+        Ok(limits)
+    }
+
+    fn by_kind(self) -> [(LimitKind, Option<Spanned<RawLimit>>); LimitKind::ALL.len()] {
+        [
+            (LimitKind::WallTime, self.wall_time),
+            (LimitKind::CpuTime, self.cpu_time),
+            (LimitKind::Cpus, self.cpus),
+            (LimitKind::Memory, self.memory),
+            (LimitKind::Disk, self.disk),
+            (LimitKind::Inodes, self.inodes),
+            (LimitKind::DiskIo, self.disk_io),
+            (LimitKind::Pids, self.pids),
+            (LimitKind::OpenFiles, self.open_files),
+            (LimitKind::Output, self.output),
+        ]
+    }
+}
+
+fn read_limit(kind: LimitKind, raw: RawLimit, caps: &LimitsDraft) -> Result<u64, Invalid> {
+    let text = match raw {
+        RawLimit::Text(text) => text,
+        RawLimit::Whole(number) => number.to_string(),
+        RawLimit::Decimal(number) => number.to_string(),
+    };
+    let value = kind.check(kind.parse(&text)?)?;
+    match caps.get(kind) {
+        Some(cap) if value > cap => Err(Invalid::new(
+            format!("the default {kind} {} is above its cap of {}", kind.format(value), kind.format(cap)),
+            "lower the default or raise the cap",
+        )),
+        _ => Ok(value),
+    }
+}
+
+/// A default disk that no run could have is a mistake in the file; one that only a small `--memory` rules out
+/// gives way to it.
+fn check_default_disk(policy: &Policy) -> Result<(), Invalid> {
+    let unset = LimitsDraft::new();
+    let limits = Limits::resolve(&unset, &policy.defaults, &policy.rules.caps)?;
+    match (policy.defaults.get(LimitKind::Disk), limits.get(LimitKind::Memory)) {
+        (Some(disk), Some(memory)) => check_disk_below_memory(disk, memory.value),
+        _ => Ok(()),
+    }
+}
+
+impl TryFrom<RawAnyOf> for AnyOf {
+    type Error = Invalid;
+
+    fn try_from(raw: RawAnyOf) -> Result<AnyOf, Invalid> {
+        let names = match raw {
+            RawAnyOf::One(name) => vec![name],
+            RawAnyOf::Many(names) => names,
+        };
+        if names.is_empty() {
+            return Err(Invalid::new("a floor without stacks admits nothing", "name at least one stack"));
+        }
+        names.iter().map(|name| name.parse::<Stack>()).collect::<Result<_, _>>().map(AnyOf)
+    }
+}
+
+fn checked_name(what: &str, name: Spanned<String>) -> Result<String, Misplaced> {
+    at(name, |name| check_name(what, &name).map(|()| name))
+}
+
+/// Converts a value and keeps its place for the error.
+fn at<T, U>(spanned: Spanned<T>, convert: impl FnOnce(T) -> Result<U, Invalid>) -> Result<U, Misplaced> {
+    let span = spanned.span();
+    convert(spanned.into_inner()).map_err(|invalid| Misplaced { span, invalid })
+}

@@ -9,6 +9,9 @@ fn check(result: libc::c_long) -> io::Result<libc::c_long> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
 }
 
+/// `libc` has it as an integer that is too narrow.
+const CLONE_INTO_CGROUP: u64 = 0x2_0000_0000;
+
 /// Result of [`clone3`] on the two sides of it.
 pub(crate) enum Cloned {
     Child,
@@ -24,7 +27,7 @@ pub(crate) fn clone3(flags: u64, cgroup: Option<BorrowedFd<'_>>) -> io::Result<C
     args.pidfd = &raw mut pidfd as u64;
     args.exit_signal = libc::SIGCHLD as u64;
     if let Some(cgroup) = cgroup {
-        args.flags |= libc::CLONE_INTO_CGROUP as u64;
+        args.flags |= CLONE_INTO_CGROUP;
         args.cgroup = cgroup.as_raw_fd() as u64;
     }
     // SAFETY: without CLONE_VM the child has its own copy of this single-threaded process, as after fork(2);

@@ -1,1 +1,90 @@
-//! Being written.
+//! The seccomp filters that guest and payload live under, as BPF programs ready for `seccomp(2)`.
+//!
+//! - `syscalls` is the policy: every system call that is known here, by name, and what happens to it.
+//! - `table` says what a rule means; [`Rule::verdict`] is its plain reading.
+//! - `assemble` turns the policy into BPF: a binary search over the numbers, argument checks at its leaves.
+//!
+//! **One program, several verdicts.** A refused call must look the way programs expect it to: `ENOSYS` makes libc fall
+//! back from clone3 to clone, `EPERM` stops `unshare`, a foreign ABI is a kill. `seccompiler` has one match action per
+//! filter, so this would be a stack of filters, each paid for at every install and at every call. Hence the assembler.
+//!
+//! **Built for the kernel's shortcut.** At install the kernel walks the program once for every number; a call that is
+//! allowed whatever its arguments goes into a bitmap and never runs the filter again. That walk understands only
+//! loads of `nr` and `arch`, `AND`, jumps and returns, so nothing else comes before an argument check, and
+//! the search keeps each walk short.
+//!
+//! **Only the low halves of arguments are compared.** Each argument that is checked is an `int` or a 32-bit flag word to
+//! the kernel, which drops the high half; a filter that looked at all 64 bits could be passed by setting one of them.
+//!
+//! Nothing here does I/O: the caller installs the program, with `no_new_privs` set.
+
+mod assemble;
+mod syscalls;
+mod table;
+
+#[cfg(test)]
+mod checks;
+#[cfg(test)]
+mod interpret;
+#[cfg(test)]
+mod numbers;
+
+pub use table::{Clause, Match, Rule, Verdict};
+
+use table::Arch;
+
+/// Whom a filter is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Program {
+    /// The base filter of our PID 1. Every payload inherits it beneath its own, so it allows whatever any payload may use.
+    ///
+    /// Where both refuse a call the kernel reports the errno of the filter installed last, the payload's.
+    Guest,
+    /// What the guest installs between fork and exec.
+    Payload { network: Network, ptrace: Ptrace },
+}
+
+/// Whose network, and with it whose IPC objects and processes, the payload would meet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Network {
+    /// A cell with namespaces of its own: sockets reach only a loopback that leads nowhere.
+    Namespaced,
+    /// The `process` wall, where everything named or numbered belongs to the host. No sockets but connected pairs, no
+    /// System V or POSIX IPC, and no call that changes the scheduling or the limits of another process.
+    ///
+    /// Signals are not filtered, as runtimes signal their threads by id: Landlock's signal scope has to hold those.
+    None,
+}
+
+/// Whether the payload may debug its own processes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Ptrace {
+    Denied,
+    Allowed,
+}
+
+/// The filter for the machine this was compiled for.
+pub fn program(program: Program) -> Vec<libc::sock_filter> {
+    assemble::assemble(Arch::NATIVE, program)
+}
+
+/// The bytes to hash when a receipt names the filter: eight per instruction, little-endian, in order.
+pub fn digest_input(program: &[libc::sock_filter]) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(program.len() * 8);
+    for instruction in program {
+        bytes.extend(instruction.code.to_le_bytes());
+        bytes.extend([instruction.jt, instruction.jf]);
+        bytes.extend(instruction.k.to_le_bytes());
+    }
+    bytes
+}
+
+/// The rule for every named call; whatever is not named here gets [`Verdict::ABSENT`].
+pub fn rules(program: Program) -> impl Iterator<Item = (&'static str, Rule)> {
+    table::rows(Arch::NATIVE, program).map(|(name, _, rule)| (name, rule))
+}
+
+/// The same in words, for documentation.
+pub fn verdicts(program: Program) -> impl Iterator<Item = (&'static str, String)> {
+    rules(program).map(|(name, rule)| (name, rule.to_string()))
+}

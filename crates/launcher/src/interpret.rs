@@ -14,7 +14,7 @@ use rustix::process::{chdir, getcwd, setsid};
 
 use crate::home::{CELL, SCRATCH};
 use crate::recipe::{Capabilities, GUEST_ID, Ids, Mask, Op};
-use crate::sys::{self, Groups};
+use crate::sys;
 
 /// First host uid of the blocks that cells are given as root: above what distributions hand out to users,
 /// below what container managers use for their own dynamic ranges.
@@ -73,8 +73,8 @@ fn perform(op: Op, site: &mut Site<'_>) -> io::Result<()> {
             sys::unblock_signals()?;
             site.go.read_exact(&mut [0])
         }
-        Op::TakeIds(Ids::NamespaceRoot) => sys::become_id(GUEST_ID, Groups::Leave),
-        Op::TakeIds(Ids::HostBlock(block)) => sys::become_id(block_start(block), Groups::Leave),
+        Op::TakeIds(Ids::NamespaceRoot) => sys::become_id(GUEST_ID),
+        Op::TakeIds(Ids::HostBlock(block)) => sys::become_id(block_start(block)),
         Op::TakeIds(Ids::Mapped | Ids::Unchanged) => Ok(()),
         Op::NewCgroupNamespace => sys::unshare(libc::CLONE_NEWCGROUP),
         Op::PrivateMounts => {

@@ -144,6 +144,9 @@ pub(crate) fn operations(spec: &CellSpec, masks: &[Mask]) -> Vec<Op> {
                 Op::NewKeyring,
                 Op::HarmlessRlimits,
                 Op::KeepCapabilities(capabilities),
+                // The kernel ends the whole PID namespace with it. Without one, the guest has to outlive the
+                // launcher for a moment to end what it started.
+                Op::DieWithLauncher,
             ]);
         }
         Wall::Process => {
@@ -160,7 +163,7 @@ pub(crate) fn operations(spec: &CellSpec, masks: &[Mask]) -> Vec<Op> {
             ]);
         }
     }
-    ops.extend([Op::DieWithLauncher, Op::NoNewPrivileges, Op::BaseFilter, Op::OnlyTheChannel, Op::ExecGuest]);
+    ops.extend([Op::NoNewPrivileges, Op::BaseFilter, Op::OnlyTheChannel, Op::ExecGuest]);
     ops
 }
 

@@ -73,24 +73,15 @@ pub(crate) fn pivot_root_here() -> io::Result<()> {
     check(unsafe { libc::syscall(libc::SYS_pivot_root, c".".as_ptr(), c".".as_ptr()) }).map(drop)
 }
 
-/// Sets real, effective and saved ids and leaves every supplementary group where that is allowed.
-pub(crate) fn become_id(id: u32, groups: Groups) -> io::Result<()> {
+/// Leaves every supplementary group, then sets real, effective and saved ids.
+pub(crate) fn become_id(id: u32) -> io::Result<()> {
     // SAFETY: plain integers; the raw calls act on this single-threaded process only.
     unsafe {
-        if let Groups::Leave = groups {
-            check(libc::syscall(libc::SYS_setgroups, 0, std::ptr::null::<libc::gid_t>()))?;
-        }
+        check(libc::syscall(libc::SYS_setgroups, 0, std::ptr::null::<libc::gid_t>()))?;
         check(libc::syscall(libc::SYS_setresgid, id, id, id))?;
         check(libc::syscall(libc::SYS_setresuid, id, id, id))?;
     }
     Ok(())
-}
-
-#[derive(Clone, Copy)]
-pub(crate) enum Groups {
-    Leave,
-    /// An unprivileged user namespace must not drop groups (they can carry negative permissions).
-    Keep,
 }
 
 pub(crate) fn prctl(option: libc::c_int, value: libc::c_ulong) -> io::Result<()> {

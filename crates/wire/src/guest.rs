@@ -56,6 +56,8 @@ pub struct Config {
     pub rlimits: Rlimits,
     /// Directories (and files) that Landlock opens up; everything else is closed.
     pub landlock: Vec<LandlockRule>,
+    /// Directories below which files may be put and got.
+    pub file_roots: Vec<String>,
 }
 
 /// Which socket families the filter lets through.

@@ -186,7 +186,7 @@ fn a_program_is_small_and_its_searches_are_short() {
                 .max()
                 .unwrap();
             println!("{arch:?} {program:?}: {} instructions, {longest} at most for one call", code.len());
-            assert!(code.len() < 400, "{} instructions", code.len());
+            assert!(code.len() < 200, "{} instructions", code.len());
             assert!(longest < 24, "{longest} instructions for one call");
         }
     }

@@ -82,7 +82,7 @@ fn strong_enough(grants: &Grants, profile: &Profile) -> Result<(), Obstacle> {
         Some(weakness) if grants.floors().iter().all(|floor| floor.admits(&nominal)) => Err(Obstacle {
             distance: Distance::Weakened,
             reason: format!(
-                "only {} here because of {weakness}, which is weaker than {demand}",
+                "only {} here because of {weakness}, and so weaker than {demand}",
                 strength.class
             ),
             hint: Some(format!(

@@ -46,7 +46,10 @@ pub fn choose(grants: &Grants, profiles: &[Profile]) -> Result<Choice, Refusal> 
         verdicts.iter().enumerate().filter(|(at, _)| *at != chosen).map(|(_, (other, verdict))| {
             let reason = match verdict {
                 Err(obstacle) => obstacle.reason.clone(),
-                Ok(()) => format!("would do, but costs more than {} (or comes after it)", profile.stack()),
+                Ok(()) if other.cost() == profile.cost() => {
+                    format!("would do, at the same cost as {}", profile.stack())
+                }
+                Ok(()) => format!("would do, but costs more than {}", profile.stack()),
             };
             PassedOver { stack: other.stack().clone(), reason }
         });

@@ -123,13 +123,26 @@ impl Stack {
 
     /// The strength of this stack when its outer wall is of the given class.
     pub fn strength(&self, class: Class) -> Strength {
-        // Every cell's guest applies the process wall to what it starts.
-        let layers = self.0.iter().copied().chain([Wall::Process]).collect();
-        Strength { class, layers }
+        Strength { class, layers: self.0.iter().flat_map(|wall| wall.layers()).copied().collect() }
     }
 
     pub fn nominal_strength(&self) -> Strength {
         self.strength(self.nominal_class())
+    }
+}
+
+impl Wall {
+    /// What stands when this wall stands. Every cell's guest applies the process wall to what it starts, and
+    /// Docker Engine builds its cells from the same kernel mechanisms as the native container.
+    fn layers(self) -> &'static [Wall] {
+        match self {
+            Wall::Process => &[Wall::Process],
+            Wall::Container => &[Wall::Container, Wall::Process],
+            Wall::Docker => &[Wall::Docker, Wall::Container, Wall::Process],
+            Wall::Gvisor => &[Wall::Gvisor, Wall::Process],
+            Wall::Microvm => &[Wall::Microvm, Wall::Process],
+            Wall::Wasm => &[Wall::Wasm],
+        }
     }
 }
 
@@ -206,7 +219,8 @@ mod tests {
         assert!(!at_least("microvm", "microvm+container"));
         assert!(at_least("container", "process"));
         assert!(at_least("docker", "process"));
-        assert!(!at_least("docker", "container"));
+        assert!(at_least("docker", "container"));
+        assert!(!at_least("container", "docker"));
         assert!(!at_least("container", "container+wasm"));
     }
 

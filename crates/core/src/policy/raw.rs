@@ -267,3 +267,105 @@ fn at<T, U>(spanned: Spanned<T>, convert: impl FnOnce(T) -> Result<U, Invalid>) 
     let span = spanned.span();
     convert(spanned.into_inner()).map_err(|invalid| Misplaced { span, invalid })
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const DOCUMENTED: &str = include_str!("../../../../docs/policy.toml");
+
+    fn error(text: &str) -> PolicyError {
+        Policy::parse(text).unwrap_err()
+    }
+
+    #[test]
+    fn the_documented_policy_is_the_default() {
+        assert_eq!(Policy::parse(DOCUMENTED), Ok(Policy::default()));
+        assert_eq!(Policy::parse(""), Ok(Policy::default()));
+    }
+
+    #[test]
+    fn every_key_that_the_documentation_only_shows_is_accepted() {
+        let is_key = |line: &str| {
+            line.starts_with('[') || line.split_once(" = ").is_some_and(|(key, _)| !key.contains(' '))
+        };
+        let uncomment =
+            |line: &'static str| line.strip_prefix("# ").filter(|rest| is_key(rest)).unwrap_or(line);
+        let text: String = DOCUMENTED.lines().map(|line| uncomment(line).to_owned() + "\n").collect();
+        let policy = Policy::parse(&text).unwrap();
+        for kind in LimitKind::ALL {
+            assert!(policy.defaults.get(kind).is_some(), "{kind} has no documented default");
+            assert_eq!(policy.rules.caps.get(kind), Some(kind.range().cap), "{kind}");
+            if let Some(default) = kind.range().default {
+                assert_eq!(policy.defaults.get(kind), Some(default), "{kind}");
+            }
+        }
+        assert_eq!(policy.tenants.keys().collect::<Vec<_>>(), ["acme"]);
+    }
+
+    #[test]
+    fn an_unknown_key_is_shown_with_its_line_and_the_known_ones() {
+        let error = error("[floors]\nlow = \"container\"\n\nflor = \"container\"\n");
+        assert_eq!((error.line, error.column), (4, 1));
+        assert_eq!(
+            error.to_string(),
+            "line 4: unknown key `flor`, expected one of `low`, `medium`, `high`, `critical`"
+        );
+        assert!(self::error("[flors]\n").to_string().starts_with("line 1: unknown key `flors`"));
+        assert!(
+            self::error("\n[tenants.a.defaults]\n").to_string().starts_with("line 2: unknown key `defaults`")
+        );
+    }
+
+    #[test]
+    fn a_value_that_means_nothing_is_shown_with_its_line() {
+        for (text, line, words) in [
+            ("[floors]\nhigh = \"wasm\"", 2, "container+wasm"),
+            ("[floors]\n\nhigh = []", 3, "at least one"),
+            ("[floors]\nhigh = 3", 2, "expected a stack"),
+            ("[kinds]\nmodel = [\"container\",\n\"castle\"]", 2, "castle"),
+            ("[defaults]\nmemory = \"lots\"", 2, "`lots` is not a size"),
+            ("[defaults]\npids = -1", 2, "`-1` is not a count"),
+            ("[caps]\nmemory = \"1M\"", 2, "below the minimum"),
+            ("[caps]\npids = 4\n[defaults]\npids = 5", 4, "above its cap"),
+            ("[defaults]\ndisk = \"256M\"", 2, "not below memory"),
+            ("[evidence]\ndurability = \"never\"", 2, "batch, each"),
+            ("accept = [\"tcg\", \"anything\"]", 1, "anything"),
+            ("[tags]\n\"No Tag\" = \"container\"", 2, "tag name"),
+            ("\n[tenants.ACME]", 2, "tenant name"),
+            ("[floors", 1, ""),
+        ] {
+            let error = error(text);
+            assert_eq!(error.line, line, "{text}: {error}");
+            assert!(error.message.contains(words), "{text}: {error}");
+            assert!(!error.to_string().contains('\n'), "{error}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn unknown_keys_are_rejected_in_every_section(
+            key in "[a-z]{1,12}(-[a-z]{1,8})?",
+            section in prop::sample::select(vec![
+                "", "floors", "kinds", "defaults", "caps", "evidence",
+                "tenants.a", "tenants.a.floors", "tenants.a.kinds", "tenants.a.caps",
+            ]),
+        ) {
+            // Every known key is a word of the documented file.
+            prop_assume!(!DOCUMENTED.contains(&key));
+            let header = if section.is_empty() { String::new() } else { format!("[{section}]\n") };
+            let line = header.lines().count() + 1;
+            let error = error(&format!("{header}{key} = \"container\"\n"));
+            prop_assert_eq!(error.line, line);
+            let expected = format!("unknown key `{key}`");
+            prop_assert!(error.message.starts_with(&expected), "{}", error);
+        }
+
+        #[test]
+        fn no_text_makes_the_parser_panic(text in "(\\PC|\n){0,120}") {
+            let _ = Policy::parse(&text);
+        }
+    }
+}

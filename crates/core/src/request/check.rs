@@ -126,36 +126,36 @@ pub(super) fn env_var(name: &str, value: &str) -> Result<(), Invalid> {
 }
 
 pub(super) fn argument_total(workload: &Workload, env: &[(String, String)]) -> Result<(), Invalid> {
-    let arguments: usize = match workload {
-        Workload::Command { argv } => argv.iter().map(|arg| arg.len() + 1).sum(),
-        Workload::Code { source, args, .. } => {
-            let inline = match source {
-                CodeSource::Inline(code) => code.len() + 1,
-                CodeSource::File { .. } => 0,
-            };
-            inline + args.iter().map(|arg| arg.len() + 1).sum::<usize>()
-        }
+    // What the kernel charges for one string: its bytes, a NUL and a pointer. Empty strings are not free.
+    let charge = |len: usize| len + 1 + size_of::<usize>();
+    let (inline, args) = match workload {
+        Workload::Command { argv } => (0, argv),
+        Workload::Code { source: CodeSource::Inline(code), args, .. } => (charge(code.len()), args),
+        Workload::Code { source: CodeSource::File { .. }, args, .. } => (0, args),
     };
-    let env: usize = env.iter().map(|(name, value)| name.len() + value.len() + 2).sum();
-    let total = arguments + env;
+    let args: usize = args.iter().map(|arg| charge(arg.len())).sum();
+    let env: usize = env.iter().map(|(name, value)| charge(name.len() + 1 + value.len())).sum();
+    let total = inline + args + env;
     if total <= MAX_ARGS_TOTAL_BYTES {
         return Ok(());
     }
     Err(Invalid::new(
-        format!("arguments and environment together have {total} bytes"),
-        format!("the kernel bounds them and we take at most {MAX_ARGS_TOTAL_BYTES}; pass data in a file"),
+        format!("arguments and environment together take {total} bytes"),
+        format!("the kernel bounds them; we take at most {MAX_ARGS_TOTAL_BYTES}: pass data in a file"),
     ))
 }
 
 pub(super) fn image(image: &ImageRef) -> Result<(), Invalid> {
     let label = image.label();
     no_nul("an image label", label)?;
-    if (1..=MAX_PATH_BYTES).contains(&label.len()) {
+    // A directory that called itself `host` would read as the host image in the evidence.
+    let disguised = *image != ImageRef::Host && label == ImageRef::Host.label();
+    if (1..=MAX_PATH_BYTES).contains(&label.len()) && !disguised {
         return Ok(());
     }
     Err(Invalid::new(
         format!("{} cannot be an image label", quote(label)),
-        format!("use 1 to {MAX_PATH_BYTES} bytes"),
+        format!("use 1 to {MAX_PATH_BYTES} bytes, and not the word host"),
     ))
 }
 
@@ -274,4 +274,140 @@ fn is_host(host: &str) -> bool {
             && label.bytes().all(|c| c.is_ascii_alphanumeric() || c == b'-')
     };
     host.len() <= 253 && host.split('.').all(label)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Language, Request, RequestDraft, parse_env};
+    use super::*;
+    use crate::limits::{LimitKind, LimitsDraft};
+
+    fn draft() -> RequestDraft {
+        RequestDraft::new(command(&["true"]))
+    }
+
+    fn command(argv: &[&str]) -> Workload {
+        Workload::Command { argv: argv.iter().map(ToString::to_string).collect() }
+    }
+
+    fn code(source: CodeSource) -> Workload {
+        Workload::Code { language: Language::Python, source, args: Vec::new() }
+    }
+
+    fn error(change: impl FnOnce(&mut RequestDraft)) -> Invalid {
+        let mut draft = draft();
+        change(&mut draft);
+        Request::new(draft).unwrap_err()
+    }
+
+    #[test]
+    fn the_plainest_request_is_denied_everything() {
+        let request = Request::new(draft()).unwrap();
+        assert_eq!(request.tenant(), "local");
+        assert!(request.env().is_empty() && request.egress().is_empty() && request.secrets().is_empty());
+        assert!(request.files_in().is_empty() && request.files_out().is_empty());
+    }
+
+    #[test]
+    fn tenant_and_tag_names_are_plain() {
+        for bad in ["", "A", "-a", "a b", "a/b", "ä", &"a".repeat(64)] {
+            assert!(error(|d| d.tenant = Some(bad.to_owned())).reason.contains("tenant name"), "{bad}");
+            assert!(error(|d| d.tags = vec![bad.to_owned()]).reason.contains("tag name"), "{bad}");
+        }
+        name("tenant", &"a".repeat(63)).unwrap();
+        name("tenant", "0.team_a-b").unwrap();
+    }
+
+    #[test]
+    fn a_command_names_a_program() {
+        assert!(error(|d| d.workload = command(&[])).reason.contains("empty"));
+        assert!(error(|d| d.workload = command(&["", "x"])).reason.contains("empty"));
+        assert!(error(|d| d.workload = command(&["a\0b"])).reason.contains("NUL"));
+    }
+
+    #[test]
+    fn what_the_kernel_would_not_take_is_refused_with_a_way_out() {
+        let long = "x".repeat(MAX_ARG_BYTES + 1);
+        let hint = error(|d| d.workload = command(&["echo", &long])).hint;
+        assert!(hint.contains("kernel") && hint.contains("file"), "{hint}");
+        let hint = error(|d| d.workload = code(CodeSource::Inline(long.clone()))).hint;
+        assert!(hint.contains("put the code in a file"), "{hint}");
+        Request::new(RequestDraft::new(code(CodeSource::Inline("x".repeat(MAX_ARG_BYTES))))).unwrap();
+
+        let many = vec!["x".repeat(MAX_ARG_BYTES); 9];
+        assert!(error(|d| d.workload = Workload::Command { argv: many }).hint.contains("kernel"));
+        let empty = vec!["x".to_owned(); 200_000];
+        assert!(error(|d| d.workload = Workload::Command { argv: empty }).reason.contains("together"));
+    }
+
+    #[test]
+    fn a_source_file_is_bounded_and_has_a_plain_name() {
+        for bad in ["", ".", "..", "a/b", "/etc/passwd", "-c", "a\0"] {
+            let source = CodeSource::File { name: bad.to_owned(), bytes: Vec::new() };
+            assert!(Request::new(RequestDraft::new(code(source))).is_err(), "{bad}");
+        }
+        let source = CodeSource::File { name: "main.py".to_owned(), bytes: vec![b' '; MAX_SOURCE_BYTES + 1] };
+        assert!(error(|d| d.workload = code(source)).hint.contains("at most"));
+    }
+
+    #[test]
+    fn environment_variables_are_named_once_and_properly() {
+        let env =
+            |pairs: &[(&str, &str)]| pairs.iter().map(|(k, v)| (k.to_string(), v.to_string())).collect();
+        assert!(error(|d| d.env = env(&[("A", "1"), ("A", "2")])).reason.contains("twice"));
+        for bad in ["", "1A", "A-B", "A=B", "Ä"] {
+            assert!(error(|d| d.env = env(&[(bad, "x")])).reason.contains("variable name"), "{bad}");
+        }
+        assert!(error(|d| d.env = env(&[("A", "\0")])).reason.contains("NUL"));
+        assert_eq!(parse_env("A=b=c"), Ok(("A".to_owned(), "b=c".to_owned())));
+        assert!(parse_env("A").is_err());
+    }
+
+    #[test]
+    fn guest_paths_stay_beneath_the_writable_places() {
+        for bad in [
+            "",
+            "work/a",
+            "/work",
+            "/work/",
+            "/tmp/..",
+            "/work/../etc",
+            "/etc/passwd",
+            "/workshop/a",
+            "/work/a\0",
+        ] {
+            assert!(GuestPath::new(bad).is_err(), "{bad}");
+        }
+        assert_eq!(GuestPath::new("/work//a/./b/").unwrap().as_str(), "/work/a/b");
+        let twice = vec!["/work/a".to_owned(), "/work//a".to_owned()];
+        assert!(error(|d| d.files_in = twice).reason.contains("twice"));
+        assert!(error(|d| d.cwd = Some("work".to_owned())).reason.contains("not absolute"));
+    }
+
+    #[test]
+    fn egress_rules_and_secrets_have_their_shape() {
+        egress(&["api.example.com:443".to_owned(), "10.0.0.1:80".to_owned()]).unwrap();
+        for bad in
+            ["", "a", "a:", ":443", "a:0", "a:70000", "a:+1", "http://a:80", "u@a:80", "-a:80", "a..b:80"]
+        {
+            assert!(egress(&[bad.to_owned()]).is_err(), "{bad}");
+        }
+        secrets(&["TOKEN@api.example.com".to_owned()]).unwrap();
+        for bad in ["", "TOKEN", "@a", "TOKEN@", "T-K@a", "TOKEN@a@b"] {
+            assert!(secrets(&[bad.to_owned()]).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_directory_cannot_pose_as_the_host_image() {
+        assert!(
+            error(|d| d.image = ImageRef::Directory { label: "host".to_owned() }).reason.contains("label")
+        );
+    }
+
+    #[test]
+    fn limits_outside_their_range_never_become_a_request() {
+        let error = error(|d| d.limits = LimitsDraft::new().with(LimitKind::Memory, 1));
+        assert_eq!(error.reason, "memory 1 B is below the minimum of 8 MiB");
+    }
 }

@@ -4,7 +4,7 @@ use super::{ImageKind, Profile, Selection, State, Support};
 use crate::policy::{Floor, Grants};
 use crate::request::{Isolation, Request, Workload};
 use crate::stack::{Strength, Wall};
-use crate::words::any_of;
+use crate::words::{any_of, quote};
 
 /// The first thing that keeps a stack from taking a run.
 #[derive(Debug)]
@@ -47,11 +47,11 @@ pub(super) fn counted_strength(grants: &Grants, profile: &Profile) -> Strength {
 pub(super) fn binding(floors: &[Floor]) -> Vec<&Floor> {
     let mut binding: Vec<&Floor> = Vec::new();
     for floor in floors {
-        if binding.iter().any(|kept| kept.implies(floor)) {
-            continue;
-        }
+        // Of two equal demands the later one stays: it is the one the caller will recognise.
         binding.retain(|kept| !floor.implies(kept));
-        binding.push(floor);
+        if !binding.iter().any(|kept| kept.implies(floor)) {
+            binding.push(floor);
+        }
     }
     binding
 }
@@ -72,16 +72,17 @@ fn asked_for(grants: &Grants, profile: &Profile) -> Result<(), Obstacle> {
 
 fn strong_enough(grants: &Grants, profile: &Profile) -> Result<(), Obstacle> {
     let strength = counted_strength(grants, profile);
-    let Some(floor) = binding(grants.floors()).into_iter().find(|floor| !floor.admits(&strength)) else {
-        return Ok(());
-    };
+    let unmet = |floor: &&Floor| !floor.admits(&strength);
+    // All floors are checked; the binding ones only come first because they explain more.
+    let all = binding(grants.floors()).into_iter().chain(grants.floors());
+    let Some(floor) = all.into_iter().find(unmet) else { return Ok(()) };
     let demand = format!("{}, which {} requires", any_of(floor.any_of()), floor.why());
     let nominal = profile.stack().nominal_strength();
     match profile.weakness() {
         Some(weakness) if grants.floors().iter().all(|floor| floor.admits(&nominal)) => Err(Obstacle {
             distance: Distance::Weakened,
             reason: format!(
-                "only {} here because of {weakness}, which is weaker than {demand}",
+                "only {} here because of {weakness}, and so weaker than {demand}",
                 strength.class
             ),
             hint: Some(format!(
@@ -109,11 +110,8 @@ fn supported(request: &Request, profile: &Profile) -> Result<(), Obstacle> {
         }
     }
     if !clauses.images.contains(&ImageKind::of(request.image())) {
-        let image = match request.image().label() {
-            "host" => "the host image".to_owned(),
-            label => format!("the image {label}"),
-        };
-        return unsupported(format!("{image} is not supported"), "choose another --image");
+        let image = quote(request.image().label());
+        return unsupported(format!("the image {image} is not supported"), "choose another --image");
     }
     let switches = [
         (request.cwd().is_some(), clauses.cwd, "a working directory", "leave the working directory alone"),

@@ -84,9 +84,7 @@ impl Confinement {
     }
 
     fn restrict_files(&self) -> io::Result<()> {
-        let abi = kernel_abi()?;
-        let ruleset = self.ruleset(abi).map_err(io::Error::other)?;
-        let status = ruleset.restrict_self().map_err(io::Error::other)?;
+        let status = self.ruleset(kernel_abi()?)?.restrict_self().map_err(io::Error::other)?;
         match status.ruleset {
             RulesetStatus::FullyEnforced => Ok(()),
             other => Err(io::Error::other(format!("only {other:?}"))),
@@ -94,31 +92,30 @@ impl Confinement {
     }
 
     /// Everything this kernel's Landlock knows is handled, hence denied; the rules open up what the cell was given.
-    fn ruleset(&self, abi: ABI) -> Result<RulesetCreated, landlock::RulesetError> {
-        let ruleset = Ruleset::default()
+    fn ruleset(&self, abi: ABI) -> io::Result<RulesetCreated> {
+        let mut ruleset = Ruleset::default()
             .set_compatibility(CompatLevel::HardRequirement)
-            .handle_access(AccessFs::from_all(abi))?;
-        let ruleset = match (self.scoped, abi >= ABI::V6) {
+            .handle_access(AccessFs::from_all(abi))
+            .map_err(io::Error::other)?;
+        if self.scoped {
             // Without namespaces of its own, a payload must not signal or reach anything outside of its domain.
-            (true, _) => ruleset.handle_access(AccessNet::from_all(ABI::V4))?.scope(Scope::from_all(ABI::V6))?,
-            (false, _) => ruleset,
-        };
-        let mut created = ruleset.create()?;
+            ruleset = ruleset
+                .handle_access(AccessNet::from_all(ABI::V4))
+                .and_then(|ruleset| ruleset.scope(Scope::from_all(ABI::V6)))
+                .map_err(io::Error::other)?;
+        }
+        let mut created = ruleset.create().map_err(io::Error::other)?;
         for rule in &self.landlock {
             let path = match PathFd::new(&rule.path) {
                 Ok(path) => path,
                 Err(_) if rule.presence == Presence::Optional => continue,
-                Err(error) => {
-                    return Err(landlock::RulesetError::AddRules(landlock::AddRulesError::Fs(
-                        landlock::AddRuleError::AddRuleCall { source: io::Error::other(error) },
-                    )));
-                }
+                Err(error) => return Err(io::Error::other(error)),
             };
             let mut access = rights(rule.access, abi);
             if !std::fs::metadata(&rule.path).is_ok_and(|meta| meta.is_dir()) {
                 access &= AccessFs::from_file(abi);
             }
-            created = created.add_rule(PathBeneath::new(path, access))?;
+            created = created.add_rule(PathBeneath::new(path, access)).map_err(io::Error::other)?;
         }
         Ok(created)
     }

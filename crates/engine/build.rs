@@ -1,0 +1,43 @@
+//! Builds launcher and guest as small static binaries, to be embedded in the engine.
+//!
+//! They need their own flags (static) and profile (small), so this runs its own cargo, in its own target directory: the outer
+//! cargo holds the lock of the other one.
+
+use std::env;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+const AGENTS: [&str; 2] = ["casemate-launcher", "casemate-guest"];
+
+fn main() {
+    let manifest = PathBuf::from(env::var_os("CARGO_MANIFEST_DIR").expect("set by cargo"));
+    let out = PathBuf::from(env::var_os("OUT_DIR").expect("set by cargo"));
+    let workspace = manifest.ancestors().nth(2).expect("crates/engine is two levels down");
+    for input in ["crates/launcher", "crates/guest", "crates/wire", "crates/filter", "Cargo.lock", "Cargo.toml"] {
+        println!("cargo:rerun-if-changed={}", workspace.join(input).display());
+    }
+    let built = build(workspace, &out, &[]);
+    for agent in AGENTS {
+        std::fs::copy(built.join(agent), out.join(agent)).expect("cargo has just built it");
+    }
+}
+
+/// Returns the directory with the binaries.
+fn build(workspace: &Path, out: &Path, features: &[&str]) -> PathBuf {
+    let target = env::var("TARGET").expect("set by cargo");
+    // OUT_DIR is TARGET_DIR/PROFILE/build/NAME/out: one directory beside the profiles serves all of them.
+    let target_dir = out.ancestors().nth(4).expect("cargo's layout").join("agents");
+    let mut cargo = Command::new(env::var_os("CARGO").expect("set by cargo"));
+    cargo
+        .current_dir(workspace)
+        .args(["build", "--locked", "--profile", "agent", "--target", &target, "--target-dir"])
+        .arg(&target_dir)
+        .args(AGENTS.iter().flat_map(|agent| ["--package", agent]))
+        .args(features.iter().flat_map(|feature| ["--features", feature]))
+        .env_remove("CARGO_ENCODED_RUSTFLAGS")
+        .env_remove("RUSTC_WORKSPACE_WRAPPER")
+        .env("RUSTFLAGS", "-C target-feature=+crt-static");
+    let status = cargo.status().expect("cargo can be started");
+    assert!(status.success(), "building launcher and guest failed; the messages above say why");
+    target_dir.join(target).join("agent")
+}

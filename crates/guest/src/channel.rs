@@ -1,0 +1,74 @@
+//! The guest's end of the channel: frames in, frames out, never blocking.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use casemate_wire::frame::{self, Body, Decoder};
+use casemate_wire::guest::ToHost;
+
+/// Outgoing bytes beyond which the guest stops reading pipes and files.
+const ENOUGH_QUEUED: usize = 512 * 1024;
+
+pub(crate) struct Channel {
+    fd: OwnedFd,
+    pub(crate) decoder: Decoder,
+    outgoing: Vec<u8>,
+    sent: usize,
+}
+
+impl Channel {
+    pub(crate) fn new(fd: OwnedFd) -> io::Result<Channel> {
+        rustix::io::ioctl_fionbio(&fd, true)?;
+        Ok(Channel { fd, decoder: Decoder::default(), outgoing: Vec::new(), sent: 0 })
+    }
+
+    pub(crate) fn tell(&mut self, message: &ToHost) {
+        frame::encode(0, Body::Message(&message.encode()), &mut self.outgoing);
+    }
+
+    pub(crate) fn send(&mut self, stream: u32, body: Body<'_>) {
+        frame::encode(stream, body, &mut self.outgoing);
+    }
+
+    pub(crate) fn has_room(&self) -> bool {
+        self.outgoing.len() - self.sent < ENOUGH_QUEUED
+    }
+
+    pub(crate) fn wants_to_write(&self) -> bool {
+        self.sent < self.outgoing.len()
+    }
+
+    /// Writes what the socket takes.
+    pub(crate) fn flush(&mut self) -> io::Result<()> {
+        while self.wants_to_write() {
+            match rustix::io::write(&self.fd, &self.outgoing[self.sent..]) {
+                Ok(n) => self.sent += n,
+                Err(rustix::io::Errno::AGAIN) => return Ok(()),
+                Err(rustix::io::Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        self.outgoing.clear();
+        self.sent = 0;
+        Ok(())
+    }
+
+    /// Reads what has come. `false` once the engine is gone.
+    pub(crate) fn fill(&mut self) -> io::Result<bool> {
+        match rustix::io::read(&self.fd, self.decoder.space()) {
+            Ok(0) => Ok(false),
+            Ok(n) => {
+                self.decoder.filled(n);
+                Ok(true)
+            }
+            Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => Ok(true),
+            Err(error) => Err(error.into()),
+        }
+    }
+}
+
+impl AsFd for Channel {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}

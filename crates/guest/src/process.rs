@@ -1,0 +1,380 @@
+//! One payload process: prepared, held, let go, listened to, reaped.
+//!
+//! ```text
+//! spawn ──> Preparing ──(confined)──> Held ──proceed──> Running ──(reaped)──> draining ──> reported
+//!               └──(a step failed)──> reported as failed
+//! ```
+
+use std::ffi::CString;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
+
+use casemate_wire::frame::{Body, MAX_PAYLOAD, OverCredit, ReceiveWindow, SendWindow};
+use casemate_wire::guest::{Discarded, Exec, ProcessUsage, ToHost, WaitStatus};
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
+use rustix::pipe::{PipeFlags, pipe_with};
+
+use crate::channel::Channel;
+use crate::confine::{Confinement, Step, step};
+use crate::sys;
+
+pub(crate) struct Process {
+    pub(crate) id: u32,
+    pub(crate) pid: i32,
+    phase: Phase,
+    stdin: Option<Input>,
+    outputs: [Output; 2],
+    /// Output bytes that may still be passed on.
+    budget: u64,
+    ended: Option<(WaitStatus, ProcessUsage)>,
+}
+
+enum Phase {
+    /// `report` says when the process is confined, or which step failed; `hold` lets it go.
+    Preparing { report: OwnedFd, hold: OwnedFd, held: bool },
+    Running,
+}
+
+struct Input {
+    stream: u32,
+    pipe: Option<OwnedFd>,
+    waiting: Vec<u8>,
+    ended: bool,
+    window: ReceiveWindow,
+}
+
+struct Output {
+    stream: u32,
+    pipe: Option<OwnedFd>,
+    window: SendWindow,
+    discarded: u64,
+    /// Once the process has ended: what was in the pipe at that moment, and nothing that an orphan writes later.
+    remaining: Option<u64>,
+}
+
+/// What a process wants to be woken for.
+#[derive(Clone, Copy)]
+pub(crate) enum Wake {
+    Report,
+    Stdin,
+    Output(usize),
+}
+
+const HELD: u8 = b'h';
+
+impl Process {
+    /// Forks a process and confines it; it waits for [`Process::proceed`] before it executes anything.
+    pub(crate) fn spawn(exec: &Exec, confinement: &Confinement) -> Result<Process, Step> {
+        let pipes = || pipe_with(PipeFlags::CLOEXEC).map_err(io::Error::from).map_err(step("pipe"));
+        let (out_read, out_write) = pipes()?;
+        let (err_read, err_write) = pipes()?;
+        let (report_read, report_write) = pipes()?;
+        let (hold_read, hold_write) = pipes()?;
+        let (in_read, in_write) = match exec.stdin {
+            Some(_) => pipes().map(|(read, write)| (read, Some(write)))?,
+            None => {
+                let null = rustix::fs::open("/dev/null", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty());
+                (null.map_err(|e| Step { name: "open /dev/null", error: e.into() })?, None)
+            }
+        };
+        let Some(pid) = sys::fork().map_err(step("fork"))? else {
+            let stdio = [in_read.as_fd(), out_write.as_fd(), err_write.as_fd()];
+            let failed = child(exec, confinement, stdio, report_write.as_fd(), hold_read.as_fd());
+            let errno = failed.error.raw_os_error().unwrap_or(libc::EIO);
+            let mut report = errno.to_le_bytes().to_vec();
+            report.extend(failed.name.as_bytes());
+            if failed.error.raw_os_error().is_none() {
+                report.extend(format!(": {}", failed.error).as_bytes());
+            }
+            let _ = rustix::io::write(&report_write, &report);
+            sys::exit_now(127)
+        };
+        for fd in [out_read.as_fd(), err_read.as_fd(), report_read.as_fd()] {
+            rustix::io::ioctl_fionbio(fd, true).map_err(|e| Step { name: "pipe", error: e.into() })?;
+        }
+        if let Some(fd) = &in_write {
+            rustix::io::ioctl_fionbio(fd, true).map_err(|e| Step { name: "pipe", error: e.into() })?;
+        }
+        let output = |stream, pipe| Output {
+            stream,
+            pipe: Some(pipe),
+            window: SendWindow::default(),
+            discarded: 0,
+            remaining: None,
+        };
+        Ok(Process {
+            id: exec.id,
+            pid,
+            phase: Phase::Preparing { report: report_read, hold: hold_write, held: false },
+            stdin: exec.stdin.zip(in_write).map(|(stream, pipe)| Input {
+                stream,
+                pipe: Some(pipe),
+                waiting: Vec::new(),
+                ended: false,
+                window: ReceiveWindow::default(),
+            }),
+            outputs: [output(exec.stdout, out_read), output(exec.stderr, err_read)],
+            budget: exec.max_output,
+            ended: None,
+        })
+    }
+
+    pub(crate) fn proceed(&mut self) {
+        if let Phase::Preparing { hold, held: true, .. } = &self.phase {
+            let _ = rustix::io::write(hold, &[1]);
+        }
+    }
+
+    /// To everything in the payload's session; no process can leave it for one of ours.
+    pub(crate) fn signal(&self, signal: u8) {
+        if self.ended.is_none() {
+            let _ = sys::kill(-self.pid, i32::from(signal));
+        }
+    }
+
+    /// What to poll for, given whether the channel has room for more output.
+    pub(crate) fn wakes(&self, room: bool) -> Vec<(BorrowedFd<'_>, Wake)> {
+        let mut wakes = Vec::new();
+        if let Phase::Preparing { report, .. } = &self.phase {
+            wakes.push((report.as_fd(), Wake::Report));
+        }
+        if let Some(input) = &self.stdin
+            && let Some(pipe) = &input.pipe
+            && !input.waiting.is_empty()
+        {
+            wakes.push((pipe.as_fd(), Wake::Stdin));
+        }
+        for (index, output) in self.outputs.iter().enumerate() {
+            if let Some(pipe) = &output.pipe
+                && (self.budget == 0 || (room && output.window.available() > 0))
+            {
+                wakes.push((pipe.as_fd(), Wake::Output(index)));
+            }
+        }
+        wakes
+    }
+
+    pub(crate) fn wake(&mut self, wake: Wake, channel: &mut Channel) {
+        match wake {
+            Wake::Report => self.read_report(channel),
+            Wake::Stdin => self.feed(channel),
+            Wake::Output(index) => self.listen(index, channel),
+        }
+    }
+
+    /// The process was reaped. What it wrote before is still in the pipes.
+    pub(crate) fn reaped(&mut self, status: WaitStatus, usage: ProcessUsage) {
+        self.ended = Some((status, usage));
+        self.stdin = None;
+        for output in &mut self.outputs {
+            output.remaining = output.pipe.as_ref().map(|pipe| sys::readable_bytes(pipe.as_fd()));
+        }
+    }
+
+    /// Reports the end once everything was sent. `true`: this process can be forgotten.
+    pub(crate) fn finished(&mut self, channel: &mut Channel) -> bool {
+        // A failed start is reported by its own message; wait for that.
+        if matches!(self.phase, Phase::Preparing { .. }) {
+            return false;
+        }
+        let Some((status, usage)) = self.ended else { return false };
+        for output in &mut self.outputs {
+            if output.remaining == Some(0) {
+                output.close(channel);
+            }
+        }
+        if self.outputs.iter().any(|output| output.pipe.is_some()) {
+            return false;
+        }
+        let [out, err] = &self.outputs;
+        let discarded = Discarded { stdout: out.discarded, stderr: err.discarded };
+        channel.tell(&ToHost::Exited { exec: self.id, status, usage, discarded });
+        true
+    }
+
+    pub(crate) fn owns_input(&self, stream: u32) -> bool {
+        self.stdin.as_ref().is_some_and(|input| input.stream == stream)
+    }
+
+    /// Bytes for standard input have arrived.
+    pub(crate) fn input(&mut self, bytes: &[u8], channel: &mut Channel) -> Result<(), OverCredit> {
+        if let Some(input) = &mut self.stdin {
+            input.window.receive(bytes.len())?;
+            input.waiting.extend_from_slice(bytes);
+        }
+        self.feed(channel);
+        Ok(())
+    }
+
+    pub(crate) fn end_input(&mut self, channel: &mut Channel) {
+        if let Some(input) = &mut self.stdin {
+            input.ended = true;
+        }
+        self.feed(channel);
+    }
+
+    pub(crate) fn credit(&mut self, stream: u32, bytes: u32) -> Result<(), OverCredit> {
+        match self.outputs.iter_mut().find(|output| output.stream == stream) {
+            Some(output) => output.window.refund(bytes),
+            None => Ok(()),
+        }
+    }
+
+    fn read_report(&mut self, channel: &mut Channel) {
+        let Phase::Preparing { report, held, .. } = &mut self.phase else { return };
+        let mut buffer = [0; 512];
+        let read = rustix::io::read(&*report, &mut buffer);
+        match read {
+            Ok(1) if buffer[0] == HELD && !*held => {
+                *held = true;
+                channel.tell(&ToHost::Held { exec: self.id, pid: self.pid as u32 });
+            }
+            // Closed by exec, or by the death of the held process.
+            Ok(0) => self.phase = Phase::Running,
+            Ok(n) if n > 4 => {
+                let errno = i32::from_le_bytes([buffer[0], buffer[1], buffer[2], buffer[3]]);
+                let step = String::from_utf8_lossy(&buffer[4..n]).into_owned();
+                channel.tell(&ToHost::ExecFailed { exec: self.id, step, errno });
+                self.phase = Phase::Running;
+            }
+            Ok(_) => self.phase = Phase::Running,
+            Err(Errno::AGAIN | Errno::INTR) => {}
+            Err(_) => self.phase = Phase::Running,
+        }
+    }
+
+    fn feed(&mut self, channel: &mut Channel) {
+        let Some(input) = &mut self.stdin else { return };
+        while let Some(pipe) = &input.pipe
+            && !input.waiting.is_empty()
+        {
+            match rustix::io::write(pipe, &input.waiting) {
+                Ok(n) => {
+                    input.waiting.drain(..n);
+                    if let Some(credit) = input.window.consume(n) {
+                        channel.send(input.stream, Body::Credit(credit));
+                    }
+                }
+                Err(Errno::AGAIN) => return,
+                Err(Errno::INTR) => {}
+                // Nobody reads any more; the rest is dropped, as a shell's pipe would.
+                Err(_) => {
+                    input.pipe = None;
+                    input.waiting.clear();
+                }
+            }
+        }
+        if input.pipe.is_none() {
+            input.waiting.clear();
+        }
+        if input.ended {
+            input.pipe = None;
+        }
+    }
+
+    fn listen(&mut self, index: usize, channel: &mut Channel) {
+        let output = &mut self.outputs[index];
+        let Some(pipe) = &output.pipe else { return };
+        let mut buffer = [0; MAX_PAYLOAD];
+        let mut wanted = MAX_PAYLOAD;
+        if self.budget > 0 {
+            wanted = wanted.min(output.window.available());
+        }
+        if let Some(remaining) = output.remaining {
+            wanted = wanted.min(remaining as usize);
+        }
+        match rustix::io::read(pipe, &mut buffer[..wanted]) {
+            Ok(0) => output.close(channel),
+            Ok(n) => {
+                let kept = n.min(usize::try_from(self.budget).unwrap_or(usize::MAX)).min(output.window.available());
+                if kept > 0 {
+                    channel.send(output.stream, Body::Data(&buffer[..kept]));
+                    output.window.spend(kept);
+                    self.budget -= kept as u64;
+                }
+                output.discarded += (n - kept) as u64;
+                if let Some(remaining) = &mut output.remaining {
+                    *remaining -= n as u64;
+                }
+            }
+            Err(Errno::AGAIN) => {
+                if output.remaining.is_some() {
+                    output.close(channel);
+                }
+            }
+            Err(Errno::INTR) => {}
+            Err(_) => output.close(channel),
+        }
+    }
+}
+
+impl Output {
+    fn close(&mut self, channel: &mut Channel) {
+        if self.pipe.take().is_some() {
+            channel.send(self.stream, Body::End);
+        }
+    }
+}
+
+/// The child's side. Returns only with the step that failed.
+fn child(
+    exec: &Exec,
+    confinement: &Confinement,
+    stdio: [BorrowedFd<'_>; 3],
+    report: BorrowedFd<'_>,
+    hold: BorrowedFd<'_>,
+) -> Step {
+    let prepared = (|| {
+        sys::default_signals().map_err(step("signals"))?;
+        rustix::process::setsid().map_err(|e| Step { name: "new session", error: e.into() })?;
+        for (fd, target) in stdio.into_iter().zip(0..) {
+            sys::move_fd(fd, target).map_err(step("standard streams"))?;
+        }
+        sys::close_on_exec_from(3).map_err(step("close descriptors"))?;
+        let strings = exec_strings(exec).map_err(step("arguments"))?;
+        confinement.apply()?;
+        // As the payload: it must be allowed to be there.
+        rustix::process::chdir(&*exec.cwd).map_err(|e| Step { name: "working directory", error: e.into() })?;
+        rustix::io::write(report, &[HELD]).map_err(|e| Step { name: "report", error: e.into() })?;
+        match rustix::io::read(hold, &mut [0; 1]) {
+            Ok(1) => Ok(strings),
+            _ => Err(Step { name: "hold", error: io::Error::from_raw_os_error(libc::ECANCELED) }),
+        }
+    })();
+    match prepared {
+        Ok((candidates, argv, env)) => {
+            // As execvp does: a candidate that may not be executed is remembered, but the search goes on.
+            let mut error = io::Error::from_raw_os_error(libc::ENOENT);
+            for candidate in candidates {
+                let tried = sys::exec(&candidate, &argv, &env);
+                match tried.raw_os_error() {
+                    Some(libc::ENOENT | libc::ENOTDIR) => {}
+                    Some(libc::EACCES) => error = tried,
+                    _ => return Step { name: "exec", error: tried },
+                }
+            }
+            Step { name: "exec", error }
+        }
+        Err(failed) => failed,
+    }
+}
+
+type ExecStrings = (Vec<CString>, Vec<CString>, Vec<CString>);
+
+/// The programs to try, the arguments and the environment.
+fn exec_strings(exec: &Exec) -> io::Result<ExecStrings> {
+    let argv = exec.argv.iter().map(|a| CString::new(a.as_str())).collect::<Result<Vec<_>, _>>()?;
+    let env = exec.env.iter().map(|(k, v)| CString::new(format!("{k}={v}"))).collect::<Result<Vec<_>, _>>()?;
+    let Some(program) = exec.argv.first() else { return Err(io::Error::from_raw_os_error(libc::EINVAL)) };
+    let candidates = if program.contains('/') {
+        vec![CString::new(program.as_str())?]
+    } else {
+        let path = exec.env.iter().find(|(key, _)| key == "PATH").map_or("/usr/bin:/bin", |(_, value)| value.as_str());
+        let joined = path.split(':').map(|dir| PathBuf::from(if dir.is_empty() { "." } else { dir }).join(program));
+        joined.map(|path| CString::new(path.as_os_str().as_bytes())).collect::<Result<_, _>>()?
+    };
+    Ok((candidates, argv, env))
+}

@@ -1,1 +1,20 @@
-//! x
+//! The spine: one function from request to receipt.
+
+pub mod io;
+pub mod recorder;
+
+mod agents;
+mod evidence;
+mod execute;
+mod guest;
+mod home;
+mod launcher;
+mod profiles;
+mod run;
+mod sys;
+mod wall;
+mod walls;
+
+pub use agents::Agents;
+pub use execute::{Config, Durability, Engine, Executed, Explanation, OpenError};
+pub use io::{Chunk, Entry, Input, Io, Outbox, Stream};

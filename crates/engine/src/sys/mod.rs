@@ -1,0 +1,110 @@
+//! Everything of the engine that talks to the kernel in ways `std` does not.
+#![allow(unsafe_code, reason = "all host-side unsafe code of the engine lives in this module")]
+
+use std::fs::File;
+use std::io::{self, IoSlice, Write};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command, Stdio};
+
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
+use rustix::net::{
+    AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, SocketType, sendmsg, socketpair,
+};
+
+/// Puts a program into memory that nobody can write to any more, not even its own process (CVE-2019-5736).
+pub(crate) fn sealed_program(name: &str, bytes: &[u8]) -> io::Result<OwnedFd> {
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    // Kernels with vm.memfd_noexec want to be asked; older ones do not know the flag.
+    let fd = memfd_create(name, flags | MemfdFlags::EXEC).or_else(|_| memfd_create(name, flags))?;
+    let mut file = File::from(fd);
+    file.write_all(bytes)?;
+    let fd = OwnedFd::from(file);
+    fcntl_add_seals(&fd, SealFlags::SEAL | SealFlags::SHRINK | SealFlags::GROW | SealFlags::WRITE)?;
+    Ok(fd)
+}
+
+/// Starts `program` with `passed` as its descriptors 3, 4, …, no environment, and a session of its own, so that Ctrl-C
+/// at a terminal reaches only us.
+pub(crate) fn spawn(program: &OwnedFd, args: &[&str], passed: &[BorrowedFd<'_>]) -> io::Result<Child> {
+    // Out of the way of the numbers that the child will use.
+    let program = duplicate_above(program.as_fd(), 64)?;
+    let passed = passed.iter().map(|fd| duplicate_above(*fd, 64)).collect::<io::Result<Vec<_>>>()?;
+    let numbers: Vec<RawFd> = passed.iter().map(AsRawFd::as_raw_fd).collect();
+    let mut command = Command::new(format!("/proc/self/fd/{}", program.as_raw_fd()));
+    command.args(args).env_clear().stdin(Stdio::null()).stdout(Stdio::null());
+    // SAFETY: between fork and exec only setsid and dup2 are called, both async-signal-safe; the numbers stay open
+    // in the parent until after spawn.
+    unsafe {
+        command.pre_exec(move || {
+            if libc::setsid() < 0 {
+                return Err(io::Error::last_os_error());
+            }
+            for (target, &source) in (3..).zip(&numbers) {
+                if libc::dup2(source, target) < 0 {
+                    return Err(io::Error::last_os_error());
+                }
+            }
+            Ok(())
+        });
+    }
+    command.spawn()
+}
+
+fn duplicate_above(fd: BorrowedFd<'_>, minimum: RawFd) -> io::Result<OwnedFd> {
+    Ok(rustix::io::fcntl_dupfd_cloexec(fd, minimum)?)
+}
+
+/// A pair of sockets that keep the boundaries of packets.
+pub(crate) fn packet_pair() -> io::Result<(OwnedFd, OwnedFd)> {
+    Ok(socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?)
+}
+
+/// Sends one packet with descriptors, without blocking.
+pub(crate) fn send_packet(socket: BorrowedFd<'_>, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    if !fds.is_empty() && !control.push(SendAncillaryMessage::ScmRights(fds)) {
+        return Err(io::Error::from(io::ErrorKind::InvalidInput));
+    }
+    sendmsg(socket, &[IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL | SendFlags::DONTWAIT)?;
+    Ok(())
+}
+
+/// Takes or releases the lock on byte `at`. The lock belongs to the open file: it goes when the last process that
+/// shares it is gone. `false`: somebody else has it.
+pub(crate) fn lock_byte(file: &File, at: u16, lock: Lock) -> io::Result<bool> {
+    // SAFETY: all-zero is a valid `flock`; the fields that matter are set below.
+    let mut request: libc::flock = unsafe { std::mem::zeroed() };
+    request.l_type = match lock {
+        Lock::Take => libc::F_WRLCK as libc::c_short,
+        Lock::Release => libc::F_UNLCK as libc::c_short,
+    };
+    request.l_whence = libc::SEEK_SET as libc::c_short;
+    request.l_start = libc::off_t::from(at);
+    request.l_len = 1;
+    // SAFETY: `request` outlives the call.
+    let result = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &raw const request) };
+    if result == 0 {
+        return Ok(true);
+    }
+    let error = io::Error::last_os_error();
+    match error.raw_os_error() {
+        Some(libc::EAGAIN | libc::EACCES) => Ok(false),
+        _ => Err(error),
+    }
+}
+
+#[derive(Clone, Copy)]
+pub(crate) enum Lock {
+    Take,
+    Release,
+}
+
+/// The descriptors beyond the standard ones that this process holds: for tests that look for leaks.
+#[doc(hidden)]
+pub fn open_descriptors() -> usize {
+    std::fs::read_dir("/proc/self/fd").map_or(0, Iterator::count)
+}
+

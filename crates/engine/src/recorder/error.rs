@@ -3,7 +3,7 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-use casemate_core::evidence::{ChainError, KeyError, LinkError};
+use casemate_core::evidence::{ChainError, Fault, KeyError, LinkError};
 use thiserror::Error;
 
 #[derive(Debug, Error)]
@@ -97,6 +97,9 @@ impl StoreError {
             }
             StoreError::NoStore { .. } => {
                 "the first run creates it; set CASEMATE_HOME if it lives elsewhere".to_owned()
+            }
+            StoreError::Corrupt { source: ChainError::Record { fault: Fault::Torn, .. }, .. } => {
+                "a writer was killed while writing it; the next run removes it and goes on".to_owned()
             }
             StoreError::Corrupt { path, .. }
             | StoreError::Cut { path, .. }

@@ -43,10 +43,13 @@ pub struct Records {
 impl Reader {
     pub fn open(home: &Path) -> Result<Reader, StoreError> {
         let paths = Paths::new(home);
-        if !paths.chain.exists() {
-            return Err(StoreError::NoStore { path: home.to_owned() });
+        match paths.chain.metadata() {
+            Ok(_) => Ok(Reader { paths }),
+            Err(e) if e.kind() == io::ErrorKind::NotFound => {
+                Err(StoreError::NoStore { path: home.to_owned() })
+            }
+            Err(e) => Err(StoreError::io("read", &paths.chain, e)),
         }
-        Ok(Reader { paths })
     }
 
     pub(super) fn new(paths: Paths) -> Reader {

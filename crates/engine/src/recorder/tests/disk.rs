@@ -32,8 +32,8 @@ fn fill_up(home: &Path) {
     }
 }
 
-fn remount(home: &Path, how: &str) {
-    let done = Command::new("mount").args(["-o", how]).arg(home).status().unwrap();
+fn make_read_only(home: &Path) {
+    let done = Command::new("mount").args(["-o", "remount,bind,ro"]).arg(home).status().unwrap();
     assert!(done.success());
 }
 
@@ -102,7 +102,7 @@ fn a_read_only_store_refuses_to_append_but_can_be_read() {
         return;
     };
     run(&store(&home), "a");
-    remount(&home, "remount,ro");
+    make_read_only(&home);
     let error = Store::open(&home, Durability::Each).unwrap_err();
     assert!(matches!(error, StoreError::ReadOnly { .. }), "{error:?}");
     assert!(error.hint().unwrap().contains("CASEMATE_HOME"));

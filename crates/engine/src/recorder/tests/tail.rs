@@ -20,8 +20,9 @@ fn a_torn_last_line_of_any_length_is_removed_and_the_chain_goes_on() {
     let (chain, last) = three_records(home.path());
     for cut in last + 1..chain.len() - 1 {
         fs::write(chain_path(home.path()), &chain[..cut]).unwrap();
-        let torn = words(&Reader::open(home.path()).unwrap().verify(None, None).unwrap_err());
-        assert!(torn.ends_with("record 3: the line is incomplete"), "{torn}");
+        let torn = Reader::open(home.path()).unwrap().verify(None, None).unwrap_err();
+        assert!(words(&torn).ends_with("record 3: the line is incomplete"), "{torn}");
+        assert!(torn.hint().unwrap().contains("the next run removes it"));
         let store = store(home.path());
         assert_eq!(append(&store, Event::Refused, "c").unwrap().seq, 3, "cut at {cut}");
         assert_eq!(store.verify(None, None).unwrap().records, 3);

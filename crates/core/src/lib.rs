@@ -5,6 +5,7 @@
 //! [`route::Profile`]s, what an operator wants as the text of a [`policy::Policy`]. That is what makes "never
 //! weaker than asked" a property that tests can check over every input.
 
+pub mod evidence;
 pub mod limits;
 pub mod outcome;
 pub mod plan;

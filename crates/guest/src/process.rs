@@ -29,6 +29,7 @@ pub(crate) struct Process {
     outputs: [Output; 2],
     /// Output bytes that may still be passed on.
     budget: u64,
+    cut: bool,
     ended: Option<(WaitStatus, ProcessUsage)>,
 }
 
@@ -118,6 +119,7 @@ impl Process {
             }),
             outputs: [output(exec.stdout, out_read), output(exec.stderr, err_read)],
             budget: exec.max_output,
+            cut: false,
             ended: None,
         })
     }
@@ -294,6 +296,10 @@ impl Process {
                     channel.send(output.stream, Body::Data(&buffer[..kept]));
                     output.window.spend(kept);
                     self.budget -= kept as u64;
+                }
+                if n > kept && !self.cut {
+                    self.cut = true;
+                    channel.tell(&ToHost::OutputCut { exec: self.id });
                 }
                 output.discarded += (n - kept) as u64;
                 if let Some(remaining) = &mut output.remaining {

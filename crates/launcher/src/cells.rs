@@ -11,7 +11,9 @@ use std::fs::{self, File};
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use casemate_wire::launch::{Answer, CellId, CellSpec, Counters, Image, Posture, Wall};
+use casemate_wire::launch::{
+    Answer, CellId, CellSpec, Counters, ID_BLOCK_SIZE, ID_BLOCKS, Image, Posture, Wall, block_start,
+};
 use rustix::fs::{AtFlags, Gid, Mode, Uid, chmodat, chownat, fstatvfs, mkdirat};
 use rustix::mount::{
     FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsconfig_set_string, fsmount, fsopen,
@@ -20,7 +22,7 @@ use rustix::pipe::{PipeFlags, pipe_with};
 
 use crate::cgroup::{Group, Tree};
 use crate::image::Images;
-use crate::interpret::{self, BLOCK_SIZE, BLOCKS, Site, block_start};
+use crate::interpret::{self, Site};
 use crate::recipe::{self, Mask, Op, PAYLOAD_ID, ScratchDir};
 use crate::sys::{self, Cloned};
 use crate::{Mode as LauncherMode, inspect};
@@ -47,7 +49,6 @@ pub(crate) struct Cells {
     masks: Vec<Mask>,
     images: Images,
     live: BTreeMap<CellId, Cell>,
-    made: CellId,
 }
 
 struct Cell {
@@ -61,7 +62,7 @@ struct Cell {
 }
 
 enum State {
-    Starting { request: u32, report: File, received: Vec<u8>, ops: Vec<Op> },
+    Starting { report: File, received: Vec<u8>, ops: Vec<Op> },
     Running,
     Dying,
 }
@@ -92,7 +93,6 @@ impl Cells {
             filter: casemate_filter::program(casemate_filter::Program::Guest),
             images: Images::default(),
             live: BTreeMap::new(),
-            made: 0,
             mode,
             root,
             tree,
@@ -101,10 +101,11 @@ impl Cells {
     }
 
     /// Starts to build a cell; the answer follows when the guest runs or a step has failed.
-    pub(crate) fn launch(&mut self, request: u32, spec: &CellSpec, fds: &[OwnedFd]) -> Result<(), Failure> {
+    pub(crate) fn launch(&mut self, cell: CellId, spec: &CellSpec, fds: &[OwnedFd]) -> Result<(), Failure> {
+        if self.live.contains_key(&cell) {
+            return Err(Failure::new("check request", "this cell exists already"));
+        }
         let (channel, image) = self.check(spec, fds)?;
-        self.made += 1;
-        let cell = self.made;
         let image = match (&spec.wall, image) {
             (Wall::Process, _) => String::new(),
             (Wall::Container { .. }, None) => self.images.host().map_err(Failure::at("prepare image"))?,
@@ -122,7 +123,7 @@ impl Cells {
         let started = self.start(flags, &ops, spec, &group, image, scratch.as_ref(), channel);
         match started {
             Ok((pid, pidfd, report)) => {
-                let state = State::Starting { request, report, received: Vec::new(), ops };
+                let state = State::Starting { report, received: Vec::new(), ops };
                 let wall = spec.wall.clone();
                 self.live.insert(cell, Cell { state, pid, pidfd, reaped: false, group, scratch, wall });
                 Ok(())
@@ -158,7 +159,7 @@ impl Cells {
         }
         match spec.id_block {
             Some(_) if !self.root => return bad("only root can assign ids"),
-            Some(block) if block >= BLOCKS => return bad("no such id block"),
+            Some(block) if block >= ID_BLOCKS => return bad("no such id block"),
             None if self.root => return bad("as root, a cell needs its own ids"),
             _ => {}
         }
@@ -223,7 +224,7 @@ impl Cells {
         let proc = self.mode.proc();
         if flags & libc::CLONE_NEWUSER != 0 {
             let map = match spec.id_block {
-                Some(block) => format!("0 {} {BLOCK_SIZE}", block_start(block)),
+                Some(block) => format!("0 {} {ID_BLOCK_SIZE}", block_start(block)),
                 None => format!("{PAYLOAD_ID} 0 1"),
             };
             for file in ["uid_map", "gid_map"] {
@@ -245,7 +246,7 @@ impl Cells {
     /// Reads on in a report; at its end the launch is answered.
     pub(crate) fn read_report(&mut self, id: CellId) -> Option<Answer> {
         let cell = self.live.get_mut(&id)?;
-        let State::Starting { request, report, received, ops } = &mut cell.state else { return None };
+        let State::Starting { report, received, ops } = &mut cell.state else { return None };
         let mut buffer = [0; 4096];
         loop {
             match report.read(&mut buffer) {
@@ -257,8 +258,8 @@ impl Cells {
             }
         }
         let answer = match parse_report(received, ops) {
-            Ok(steps) => Answer::Launched { id: *request, cell: id, pid: cell.pid as u32, steps },
-            Err(failure) => Answer::Failed { id: *request, step: failure.step, message: failure.message },
+            Ok(steps) => Answer::Launched { id, pid: cell.pid as u32, steps },
+            Err(failure) => Answer::Failed { id, step: failure.step, message: failure.message },
         };
         let failed = matches!(answer, Answer::Failed { .. });
         cell.state = State::Running;

@@ -5,6 +5,7 @@ use std::io::{self, Read, Write};
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::time::Instant;
 
+use casemate_wire::launch::block_start;
 use rustix::fs::{CWD, Mode, OFlags};
 use rustix::mount::{
     MountFlags, MountPropagationFlags, MoveMountFlags, UnmountFlags, mount, mount_bind, mount_bind_recursive, mount_change,
@@ -15,17 +16,6 @@ use rustix::process::{chdir, getcwd, setsid};
 use crate::home::{CELL, SCRATCH};
 use crate::recipe::{Capabilities, GUEST_ID, Ids, Mask, Op};
 use crate::sys;
-
-/// First host uid of the blocks that cells are given as root: above what distributions hand out to users,
-/// below what container managers use for their own dynamic ranges.
-const FIRST_BLOCK: u32 = 0x5000_0000;
-pub(crate) const BLOCK_SIZE: u32 = 0x1_0000;
-/// Number of blocks, hence of concurrent cells on one host.
-pub(crate) const BLOCKS: u16 = 8192;
-
-pub(crate) fn block_start(block: u16) -> u32 {
-    FIRST_BLOCK + u32::from(block) * BLOCK_SIZE
-}
 
 /// What the launcher prepared for one child.
 pub(crate) struct Site<'a> {

@@ -135,7 +135,7 @@ fn run_loop(cells: &mut Cells, control: BorrowedFd<'_>, events: BorrowedFd<'_>) 
         if asked {
             match receive(control)? {
                 Some((request, fds)) => {
-                    if let Some(message) = handle(cells, request, &fds) {
+                    for message in handle(cells, request, &fds) {
                         answer(control, &message)?;
                     }
                 }
@@ -148,19 +148,26 @@ fn run_loop(cells: &mut Cells, control: BorrowedFd<'_>, events: BorrowedFd<'_>) 
     }
 }
 
-fn handle(cells: &mut Cells, request: Request, fds: &[OwnedFd]) -> Option<Answer> {
+/// The answers to a request; a launch that has begun is answered later.
+fn handle(cells: &mut Cells, request: Request, fds: &[OwnedFd]) -> Vec<Answer> {
     let Request { id, op } = request;
-    let done: Result<Option<Answer>, Failure> = match op {
-        Op::Launch(spec) => cells.launch(id, &spec, fds).map(|()| None),
-        Op::Inspect { cell, pid } => cells.inspect(cell, pid).map(|posture| Some(Answer::Inspected { id, posture })),
-        Op::Measure { cell } => cells.measure(cell).map(|counters| Some(Answer::Measured { id, counters })),
-        Op::Finish { cell } => cells.finish(cell).map(|counters| Some(Answer::Finished { id, counters })),
+    let failed = |Failure { step, message }| Answer::Failed { id, step, message };
+    let done = match op {
+        Op::Launch(spec) => {
+            return match cells.launch(id, &spec, fds) {
+                Ok(()) => Vec::new(),
+                Err(failure) => vec![failed(failure), Answer::Gone { cell: id }],
+            };
+        }
+        Op::Inspect { cell, pid } => cells.inspect(cell, pid).map(|posture| Answer::Inspected { id, posture }),
+        Op::Measure { cell } => cells.measure(cell).map(|counters| Answer::Measured { id, counters }),
+        Op::Finish { cell } => cells.finish(cell).map(|counters| Answer::Finished { id, counters }),
         Op::Recover { run } => match cells.tree.recover(run) {
-            Ok(()) => Ok(Some(Answer::Recovered { id })),
+            Ok(()) => Ok(Answer::Recovered { id }),
             Err(error) => Err(Failure { step: "recover".into(), message: error.to_string() }),
         },
     };
-    done.unwrap_or_else(|Failure { step, message }| Some(Answer::Failed { id, step, message }))
+    vec![done.unwrap_or_else(failed)]
 }
 
 /// Indices of the descriptors that are readable or closed; empty after `patience`.

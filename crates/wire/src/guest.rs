@@ -34,6 +34,8 @@ pub enum ToHost {
     Held { exec: Id, pid: u32 },
     /// The process could not be started.
     ExecFailed { exec: Id, step: String, errno: i32 },
+    /// The output limit is reached: what follows on both streams is read and dropped.
+    OutputCut { exec: Id },
     /// The process ended and what it had written was sent.
     Exited { exec: Id, status: WaitStatus, usage: ProcessUsage, discarded: Discarded },
     PutDone { id: Id },

@@ -10,8 +10,20 @@ use crate::Malformed;
 /// Largest packet in either direction.
 pub const MAX_PACKET: usize = 64 * 1024;
 
-/// A cell of this launcher; numbers are never reused.
+/// A cell of this launcher: the id of the request that launched it. Never reused.
 pub type CellId = u32;
+
+/// Ids that a cell is given as root: blocks of [`ID_BLOCK_SIZE`] host uids and gids from [`FIRST_BLOCK_ID`] on, above what
+/// distributions hand out to users and below what container managers use for dynamic ranges.
+pub const FIRST_BLOCK_ID: u32 = 0x5000_0000;
+pub const ID_BLOCK_SIZE: u32 = 0x1_0000;
+/// Number of blocks, hence of concurrent cells on one host.
+pub const ID_BLOCKS: u16 = 8192;
+
+/// First host id of a block.
+pub fn block_start(block: u16) -> u32 {
+    FIRST_BLOCK_ID + u32::from(block) * ID_BLOCK_SIZE
+}
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Request {
@@ -95,12 +107,12 @@ pub enum Image {
 pub enum Answer {
     /// Sent unasked, first, with id 0.
     Hello(Hello),
-    Launched { id: u32, cell: CellId, pid: u32, steps: Vec<(String, u32)> },
+    Launched { id: u32, pid: u32, steps: Vec<(String, u32)> },
     Inspected { id: u32, posture: Posture },
     Measured { id: u32, counters: Counters },
     Finished { id: u32, counters: Counters },
     Recovered { id: u32 },
-    /// A request failed; for a launch, nothing of the cell is left once [`Answer::Gone`] has come.
+    /// A request failed. After a failed launch, too, [`Answer::Gone`] follows when nothing is left.
     Failed { id: u32, step: String, message: String },
     /// A cell is completely gone: processes, mounts, cgroups.
     Gone { cell: CellId },

@@ -142,6 +142,8 @@ pub struct Outcome {
     pub usage: Usage,
     /// Phases in the order in which they happened.
     pub timings: Vec<(&'static str, Duration)>,
+    /// The steps of the launch with the microseconds that each took.
+    pub steps: Vec<(String, u32)>,
     pub denied: Vec<String>,
     pub stdout_truncated: bool,
     pub stderr_truncated: bool,
@@ -159,6 +161,7 @@ impl Outcome {
             unbounded: Vec::new(),
             usage: Usage::default(),
             timings: Vec::new(),
+            steps: Vec::new(),
             denied: Vec::new(),
             stdout_truncated: false,
             stderr_truncated: false,

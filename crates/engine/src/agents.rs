@@ -4,6 +4,7 @@ use std::borrow::Cow;
 use std::io;
 use std::os::fd::OwnedFd;
 
+use crate::run::PostureCheck;
 use crate::sys;
 
 /// The programs that the engine starts. One installed binary holds them all.
@@ -11,6 +12,7 @@ use crate::sys;
 pub struct Agents {
     launcher: Cow<'static, [u8]>,
     guest: Cow<'static, [u8]>,
+    check: PostureCheck,
 }
 
 impl Agents {
@@ -19,13 +21,18 @@ impl Agents {
         Agents {
             launcher: Cow::Borrowed(include_bytes!(concat!(env!("OUT_DIR"), "/casemate-launcher"))),
             guest: Cow::Borrowed(include_bytes!(concat!(env!("OUT_DIR"), "/casemate-guest"))),
+            check: PostureCheck::Enforced,
         }
     }
 
-    /// Other builds of them. Negative controls need a launcher that leaves a layer out; no interface of the
-    /// `casemate` binary leads here.
-    pub fn from_bytes(launcher: Vec<u8>, guest: Vec<u8>) -> Agents {
-        Agents { launcher: Cow::Owned(launcher), guest: Cow::Owned(guest) }
+    /// Agents that leave a layer out on purpose, to show that a probe notices. Their postures are recorded, but
+    /// cannot be held against what they lack. No interface of the `casemate` binary leads here.
+    pub fn for_negative_controls(launcher: Vec<u8>, guest: Vec<u8>) -> Agents {
+        Agents { launcher: Cow::Owned(launcher), guest: Cow::Owned(guest), check: PostureCheck::Recorded }
+    }
+
+    pub(crate) fn posture_check(&self) -> PostureCheck {
+        self.check
     }
 
     pub(crate) fn launcher(&self) -> io::Result<OwnedFd> {

@@ -11,7 +11,7 @@ use tokio::io::unix::AsyncFd;
 use tokio::sync::{Notify, oneshot};
 
 use crate::agents::Agents;
-use crate::home::IdBlock;
+use crate::home::{IdBlock, Scratch};
 use crate::sys;
 
 #[derive(Debug, thiserror::Error)]
@@ -58,7 +58,7 @@ struct Table {
     dead: bool,
     waiting: HashMap<u32, oneshot::Sender<Answer>>,
     /// Cells that may still exist, with the ids that must not be reused before they are gone.
-    alive: HashMap<CellId, Option<IdBlock>>,
+    alive: HashMap<CellId, Kept>,
 }
 
 impl Launcher {
@@ -67,7 +67,7 @@ impl Launcher {
         agents: &Agents,
         run: RunId,
         serves: Serves,
-        kept: &[BorrowedFd<'_>],
+        kept: Vec<BorrowedFd<'_>>,
     ) -> Result<Launcher, LauncherError> {
         let start = || -> io::Result<(OwnedFd, Child)> {
             let (ours, theirs) = sys::packet_pair()?;
@@ -83,7 +83,7 @@ impl Launcher {
             Ok((ours, child))
         };
         let (socket, child) = start().map_err(LauncherError::Start)?;
-        let socket = Arc::new(AsyncFd::new(socket).map_err(LauncherError::Start)?);
+        let socket = Arc::new(sys::watch_fd(socket).map_err(LauncherError::Start)?);
         let hello = match receive(&socket).await {
             Some(Answer::Hello(hello)) if hello.version == casemate_wire::PROTOCOL_VERSION => hello,
             Some(_) => return Err(LauncherError::Confused),
@@ -98,36 +98,12 @@ impl Launcher {
         &self.0.hello
     }
 
-    /// Asks for a cell. The answer arrives when its guest runs.
-    pub(crate) fn launch(&self, spec: CellSpec, fds: &[BorrowedFd<'_>], block: Option<IdBlock>) -> Launching {
-        Launching { launcher: self.clone(), answer: self.ask(Op::Launch(spec), fds), block }
-    }
-
-    pub(crate) async fn inspect(&self, cell: CellId, pid: u32) -> Result<Posture, LauncherError> {
-        match self.ask(Op::Inspect { cell, pid }, &[]).await? {
-            Answer::Inspected { posture, .. } => Ok(posture),
-            other => Err(unexpected(other)),
-        }
-    }
-
-    pub(crate) async fn measure(&self, cell: CellId) -> Result<Counters, LauncherError> {
-        match self.ask(Op::Measure { cell }, &[]).await? {
-            Answer::Measured { counters, .. } => Ok(counters),
-            other => Err(unexpected(other)),
-        }
-    }
-
-    /// Reads the counters for the last time and kills the cell.
-    pub(crate) async fn finish(&self, cell: CellId) -> Result<Counters, LauncherError> {
-        match self.ask(Op::Finish { cell }, &[]).await? {
-            Answer::Finished { counters, .. } => Ok(counters),
-            other => Err(unexpected(other)),
-        }
-    }
-
-    /// For a caller that cannot wait: the cell is killed, the answer nobody's.
-    pub(crate) fn abandon(&self, cell: CellId) {
-        drop(self.ask(Op::Finish { cell }, &[]));
+    /// Asks for a cell, which has its number at once; the answer arrives when its guest runs.
+    pub(crate) fn launch(&self, spec: CellSpec, fds: &[BorrowedFd<'_>], kept: Kept) -> Launching {
+        let id = self.next_id();
+        lock(&self.0.state.table).alive.insert(id, kept);
+        let answer = Box::pin(self.ask_as(id, Op::Launch(spec), fds));
+        Launching { cell: LiveCell { id, launcher: self.clone() }, answer }
     }
 
     pub(crate) async fn recover(&self, run: RunId) -> Result<(), LauncherError> {
@@ -154,19 +130,31 @@ impl Launcher {
         let _ = lock(&self.0.child).wait();
     }
 
-    /// Sends a request at once; the returned future waits for the answer.
+    fn next_id(&self) -> u32 {
+        let mut table = lock(&self.0.state.table);
+        table.last_id = table.last_id.wrapping_add(1).max(1);
+        table.last_id
+    }
+
     fn ask(&self, op: Op, fds: &[BorrowedFd<'_>]) -> impl Future<Output = Result<Answer, LauncherError>> + Send + use<> {
+        self.ask_as(self.next_id(), op, fds)
+    }
+
+    /// Sends a request at once; the returned future waits for the answer.
+    fn ask_as(
+        &self,
+        id: u32,
+        op: Op,
+        fds: &[BorrowedFd<'_>],
+    ) -> impl Future<Output = Result<Answer, LauncherError>> + Send + use<> {
         let (sender, receiver) = oneshot::channel();
-        let packet = {
+        {
             let mut table = lock(&self.0.state.table);
-            table.last_id = table.last_id.wrapping_add(1).max(1);
-            let id = table.last_id;
             if !table.dead {
                 table.waiting.insert(id, sender);
             }
-            Request { id, op }.encode()
-        };
-        let sent = sys::send_packet(self.0.socket.get_ref().as_fd(), &packet, fds);
+        }
+        let sent = sys::send_packet(self.0.socket.get_ref().as_fd(), &Request { id, op }.encode(), fds);
         async move {
             // The launcher answers faster than anybody can ask: a full socket means that it is stuck or dead.
             sent.map_err(|_| LauncherError::Died)?;
@@ -179,11 +167,69 @@ impl Launcher {
     }
 }
 
-/// A launch under way. Dropping it before the answer still kills the cell once it is there.
+/// What must outlive a cell: it is dropped when the launcher says that nothing is left of it.
+#[derive(Default)]
+pub(crate) struct Kept {
+    pub(crate) block: Option<IdBlock>,
+    pub(crate) scratch: Option<Scratch>,
+}
+
+/// A launch under way, and the cell that comes of it.
 pub(crate) struct Launching {
-    launcher: Launcher,
+    pub(crate) cell: LiveCell,
     answer: std::pin::Pin<Box<dyn Future<Output = Result<Answer, LauncherError>> + Send>>,
-    block: Option<IdBlock>,
+}
+
+/// The steps of a launch with the microseconds that each took.
+pub(crate) type Steps = Vec<(String, u32)>;
+
+impl Launching {
+    /// Waits until the guest runs.
+    pub(crate) async fn ready(&mut self) -> Result<Steps, LauncherError> {
+        match (&mut self.answer).await? {
+            Answer::Launched { steps, .. } => Ok(steps),
+            other => Err(unexpected(other)),
+        }
+    }
+}
+
+/// A cell that was asked for. Dropped, it is killed, whatever state it is in.
+pub(crate) struct LiveCell {
+    id: CellId,
+    launcher: Launcher,
+}
+
+impl LiveCell {
+    pub(crate) async fn inspect(&self, pid: u32) -> Result<Posture, LauncherError> {
+        match self.launcher.ask(Op::Inspect { cell: self.id, pid }, &[]).await? {
+            Answer::Inspected { posture, .. } => Ok(posture),
+            other => Err(unexpected(other)),
+        }
+    }
+
+    pub(crate) async fn measure(&self) -> Result<Counters, LauncherError> {
+        match self.launcher.ask(Op::Measure { cell: self.id }, &[]).await? {
+            Answer::Measured { counters, .. } => Ok(counters),
+            other => Err(unexpected(other)),
+        }
+    }
+
+    /// Reads the counters for the last time and kills the cell.
+    pub(crate) async fn finish(&self) -> Result<Counters, LauncherError> {
+        match self.launcher.ask(Op::Finish { cell: self.id }, &[]).await? {
+            Answer::Finished { counters, .. } => Ok(counters),
+            other => Err(unexpected(other)),
+        }
+    }
+}
+
+impl Drop for LiveCell {
+    fn drop(&mut self) {
+        if lock(&self.launcher.0.state.table).alive.contains_key(&self.id) {
+            // Nobody waits for the answer; a second finish of a dying cell is harmless.
+            drop(self.launcher.ask(Op::Finish { cell: self.id }, &[]));
+        }
+    }
 }
 
 fn unexpected(_: Answer) -> LauncherError {
@@ -205,6 +251,55 @@ async fn receive(socket: &AsyncFd<OwnedFd>) -> Option<Answer> {
             Ok(Ok(0)) | Ok(Err(_)) => return None,
             Ok(Ok(n)) => return Answer::decode(&buffer[..n]).ok(),
             Err(_would_block) => {}
+        }
+    }
+}
+
+/// Hands answers to whoever waits for them, until the launcher is gone.
+async fn read_answers(socket: Arc<AsyncFd<OwnedFd>>, state: Arc<State>) {
+    while let Some(answer) = receive(&socket).await {
+        let id = match &answer {
+            Answer::Gone { cell } => {
+                let kept = lock(&state.table).alive.get_mut(cell).map(std::mem::take);
+                clear(kept, *cell, state.clone());
+                continue;
+            }
+            Answer::Launched { id, .. }
+            | Answer::Inspected { id, .. }
+            | Answer::Measured { id, .. }
+            | Answer::Finished { id, .. }
+            | Answer::Recovered { id }
+            | Answer::Failed { id, .. } => *id,
+            Answer::Hello(_) => break,
+        };
+        let waiting = lock(&state.table).waiting.remove(&id);
+        if let Some(waiting) = waiting {
+            let _ = waiting.send(answer);
+        }
+    }
+    let mut table = lock(&state.table);
+    table.dead = true;
+    table.waiting.clear();
+    drop(table);
+    state.bell.notify_waiters();
+}
+
+/// Drops what a cell kept, then counts it as gone. Removing files can take long and happens elsewhere.
+fn clear(kept: Option<Kept>, cell: CellId, state: Arc<State>) {
+    let finish = move |state: &State| {
+        lock(&state.table).alive.remove(&cell);
+        state.bell.notify_waiters();
+    };
+    match kept {
+        Some(kept) if kept.scratch.is_some() => {
+            tokio::task::spawn_blocking(move || {
+                drop(kept);
+                finish(&state);
+            });
+        }
+        kept => {
+            drop(kept);
+            finish(&state);
         }
     }
 }

@@ -10,11 +10,15 @@ mod guest;
 mod home;
 mod launcher;
 mod profiles;
+mod program;
+mod record;
 mod run;
 mod sys;
+mod transfer;
 mod wall;
 mod walls;
 
 pub use agents::Agents;
+pub use home::default_home;
 pub use execute::{Config, Durability, Engine, Executed, Explanation, OpenError};
 pub use io::{Chunk, Entry, Input, Io, Outbox, Stream};

@@ -1,0 +1,288 @@
+//! The engine and its spine.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use casemate_core::limits::Limits;
+use casemate_core::outcome::{Outcome, Refusal, Status};
+use casemate_core::plan::Plan;
+use casemate_core::policy::{self, Policy};
+use casemate_core::request::{ImageRef, Request, Stdin};
+use casemate_core::route::{self, Choice, Profile};
+use casemate_core::stack::Wall as WallName;
+use casemate_wire::launch::Privilege;
+
+use crate::agents::Agents;
+use crate::home::{Home, HomeError};
+use crate::io::Io;
+use crate::launcher::{Launcher, LauncherError, Serves};
+use crate::program::Programs;
+use crate::record::Record;
+use crate::recorder::{Receipt, Store, StoreError};
+use crate::run::{self, PostureCheck, Ran, Trouble};
+use crate::wall::Wall;
+use crate::walls::container::Container;
+use crate::walls::process::Process;
+
+#[derive(Debug)]
+pub struct Config {
+    /// Where keys, evidence and run locks live; see [`crate::default_home`].
+    pub home: PathBuf,
+    pub policy: Policy,
+    pub durability: Durability,
+    pub agents: Agents,
+}
+
+/// When records are durable.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Durability {
+    /// As the policy says: a long-lived engine.
+    FromPolicy,
+    /// At [`Engine::shutdown`]: a command that runs once.
+    OnExit,
+}
+
+/// Runs requests behind walls. One per process; cheap to call from many tasks at once.
+pub struct Engine {
+    policy: Policy,
+    profiles: Vec<Profile>,
+    store: Arc<Store>,
+    run: String,
+    home: Arc<Home>,
+    container: Container,
+    process: Process,
+    programs: Programs,
+    check: PostureCheck,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    #[error(transparent)]
+    Home(#[from] HomeError),
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    #[error("cannot start the launcher: {0}")]
+    Launcher(String),
+}
+
+impl OpenError {
+    pub fn hint(&self) -> Option<String> {
+        match self {
+            OpenError::Home(_) => Some("set CASEMATE_HOME to a directory that you can write to".into()),
+            OpenError::Store(error) => error.hint(),
+            OpenError::Launcher(_) => None,
+        }
+    }
+}
+
+impl From<LauncherError> for OpenError {
+    fn from(error: LauncherError) -> OpenError {
+        let source = std::error::Error::source(&error).map(|source| format!(": {source}")).unwrap_or_default();
+        OpenError::Launcher(format!("{error}{source}"))
+    }
+}
+
+/// What an execution comes to.
+#[derive(Debug)]
+pub struct Executed {
+    pub outcome: Outcome,
+    /// The closing record's place in the chain.
+    pub receipt: Option<Receipt>,
+    /// Set when the closing record could not be written: then the outcome is `failed`.
+    pub evidence_error: Option<String>,
+}
+
+/// What would run where, and why.
+#[derive(Debug)]
+pub struct Explanation {
+    pub choice: Choice,
+    pub limits: Limits,
+    pub floors: Vec<String>,
+}
+
+impl Engine {
+    /// Opens the home, starts the launcher, and closes what dead processes left open.
+    pub async fn open(config: Config) -> Result<Engine, OpenError> {
+        let Config { home, policy, durability, agents } = config;
+        let durability = match durability {
+            Durability::OnExit => crate::recorder::Durability::OnExit,
+            Durability::FromPolicy => match policy.durability() {
+                policy::Durability::Batch => crate::recorder::Durability::Batch,
+                policy::Durability::Each => crate::recorder::Durability::Each,
+            },
+        };
+        let check = agents.posture_check();
+        let dir = home;
+        let home = Arc::new(Home::open(&dir)?);
+        // The launcher sets itself up while the store is opened.
+        let launcher = Launcher::start(&agents, home.run, Serves::Container, home.shared_locks());
+        let (launcher, store) = tokio::join!(launcher, async { Store::open(&dir, durability) });
+        let (launcher, store) = (launcher?, store?);
+        for dead in home.dead_runs()? {
+            launcher.recover(dead.run).await?;
+            store.close_interrupted(&dead.run.to_string())?;
+            dead.remove()?;
+        }
+        let profiles = crate::profiles::profiles(launcher.hello());
+        Ok(Engine {
+            policy,
+            profiles,
+            store: Arc::new(store),
+            run: home.run.to_string(),
+            container: Container { launcher, home: home.clone() },
+            process: Process::new(agents, home.clone()),
+            programs: Programs::new(&dir),
+            home,
+            check,
+        })
+    }
+
+    /// What each stack can do on this host.
+    pub fn profiles(&self) -> &[Profile] {
+        &self.profiles
+    }
+
+    /// Facts about this host that decide what can be enforced.
+    pub fn facts(&self) -> Vec<(String, String)> {
+        let hello = self.container.launcher.hello();
+        let privilege = match hello.privilege {
+            Privilege::Root => "root",
+            Privilege::Rootless => "rootless",
+        };
+        let cgroups = &hello.cgroups;
+        let controllers = [
+            ("memory", cgroups.memory),
+            ("pids", cgroups.pids),
+            ("cpu", cgroups.cpu),
+            ("cpu usage", cgroups.cpu_usage),
+            ("io", cgroups.io),
+        ];
+        let usable: Vec<&str> = controllers.iter().filter(|(_, usable)| *usable).map(|(name, _)| *name).collect();
+        let mut facts = vec![
+            ("privilege".into(), privilege.into()),
+            ("landlock".into(), format!("ABI {}", hello.landlock_abi)),
+            ("seccomp".into(), if hello.seccomp { "yes" } else { "no" }.into()),
+            ("cgroups".into(), format!("{} ({})", cgroups.layout, usable.join(", "))),
+        ];
+        if let Some(missing) = &cgroups.missing {
+            facts.push(("cgroups missing".into(), missing.clone()));
+        }
+        facts
+    }
+
+    /// Decides and routes without running anything.
+    pub fn explain(&self, request: &Request) -> Result<Explanation, Refusal> {
+        let grants = policy::decide(&self.policy, request)?;
+        let choice = route::choose(&grants, &self.profiles)?;
+        Ok(Explanation {
+            choice,
+            limits: grants.limits().clone(),
+            floors: grants.floors().iter().map(ToString::to_string).collect(),
+        })
+    }
+
+    /// Runs one request in a cell of its own: decide, route, plan, record, run, destroy, record.
+    pub async fn execute(&self, request: Request, io: Io) -> Executed {
+        let mut record = match Record::open(&self.store, &self.run, Some(&request)) {
+            Ok(record) => record,
+            Err(error) => return unrecorded(error),
+        };
+        let mut ran = Ran::default();
+        let ended = async {
+            check_attachments(&request, &io).map_err(Trouble::Refused)?;
+            let grants = policy::decide(&self.policy, &request).map_err(Trouble::Refused)?;
+            let choice = route::choose(&grants, &self.profiles).map_err(Trouble::Refused)?;
+            let plan = Plan::new(grants, choice.clone());
+            ran.timings.mark("decide");
+            record.planned(&plan, &choice, self.programs.identify(&plan, &io)).map_err(not_recorded)?;
+            ran.timings.mark("record");
+            run::run(self.wall(&plan), &plan, io, self.check, &mut ran).await
+        }
+        .await;
+        let status = match ended {
+            Ok(status) => status,
+            Err(Trouble::Refused(refusal)) => Status::Refused(refusal),
+            Err(Trouble::Failed(reason)) => Status::Failed { reason },
+        };
+        record.close(status, ran)
+    }
+
+    /// Records a request that was refused before it became valid.
+    pub async fn refuse(&self, refusal: Refusal) -> Executed {
+        match Record::open(&self.store, &self.run, None) {
+            Ok(record) => record.close(Status::Refused(refusal), Ran::default()),
+            Err(error) => unrecorded(error),
+        }
+    }
+
+    /// Waits until every cell is gone and every record durable, then leaves the home.
+    pub async fn shutdown(mut self) -> Result<(), OpenError> {
+        let synced = self.store.sync();
+        if let Some(launcher) = self.process.take_launcher() {
+            launcher.shutdown().await;
+        }
+        let Engine { container, process, home, .. } = self;
+        drop(process);
+        let Container { launcher, home: other } = container;
+        launcher.shutdown().await;
+        drop(other);
+        if let Some(home) = Arc::into_inner(home) {
+            home.close();
+        }
+        Ok(synced?)
+    }
+
+    fn wall(&self, plan: &Plan) -> &dyn Wall {
+        match plan.stack().outermost() {
+            WallName::Process => &self.process,
+            // The router only hands out stacks whose profile is ready, and these two are all there are today.
+            _ => &self.container,
+        }
+    }
+}
+
+impl std::fmt::Debug for Engine {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Engine").field("run", &self.run).finish_non_exhaustive()
+    }
+}
+
+/// A request that names something must come with it, and nothing comes that was not named.
+fn check_attachments(request: &Request, io: &Io) -> Result<(), Refusal> {
+    let hint = "this is a mistake of the calling program, not of the request";
+    let mismatch = |what: &str| Err(Refusal::new(format!("the request and its attachments disagree about {what}"), hint));
+    if (request.stdin() == Stdin::Provided) != io.stdin.is_some() {
+        return mismatch("standard input");
+    }
+    if matches!(request.image(), ImageRef::Directory { .. }) != io.image.is_some() {
+        return mismatch("the image");
+    }
+    let named = |path: &str| {
+        request.files_in().iter().any(|root| {
+            path.strip_prefix(root.as_str()).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+        })
+    };
+    if let Some(input) = io.inputs.iter().find(|input| !named(&input.path)) {
+        return mismatch(&format!("the file {}", input.path));
+    }
+    if !request.files_out().is_empty() && io.outbox.is_none() {
+        return mismatch("files out");
+    }
+    Ok(())
+}
+
+fn not_recorded(error: StoreError) -> Trouble {
+    Trouble::Failed(with_hint(&error))
+}
+
+/// No record, no run.
+fn unrecorded(error: StoreError) -> Executed {
+    let reason = with_hint(&error);
+    let outcome = Outcome::without_cell("unrecorded", Status::Failed { reason: reason.clone() });
+    Executed { outcome, receipt: None, evidence_error: Some(reason) }
+}
+
+pub(crate) fn with_hint(error: &StoreError) -> String {
+    error.hint().map_or_else(|| error.to_string(), |hint| format!("{error} ({hint})"))
+}
+

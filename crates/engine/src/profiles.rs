@@ -1,0 +1,128 @@
+//! What each stack can do on this host, for the router.
+
+use std::collections::BTreeSet;
+
+use casemate_core::limits::LimitKind;
+use casemate_core::request::{Language, Need};
+use casemate_core::route::{Clauses, ImageKind, Profile, Support};
+use casemate_core::stack::{Stack, Wall};
+use casemate_wire::launch::{Hello, Privilege};
+
+/// The Landlock ABI that confines signals and abstract sockets; without namespaces nothing else does.
+const SCOPED_ABI: u32 = 6;
+
+/// One profile per stack there is, usable or not, cheapest first.
+pub(crate) fn profiles(hello: &Hello) -> Vec<Profile> {
+    Stack::all().map(|stack| profile(stack, hello)).collect()
+}
+
+fn profile(stack: Stack, hello: &Hello) -> Profile {
+    let class = stack.nominal_class();
+    let cost = cost(&stack);
+    let profile = Profile::new(stack.clone(), class, cost);
+    match stack.walls() {
+        [Wall::Container] => container(profile, hello),
+        [Wall::Process] => process(profile, hello),
+        _ => profile.missing(
+            format!("{stack} is not part of this version"),
+            "ask for what `casemate doctor` lists as ready, or lower the risk if you trust the code more",
+        ),
+    }
+}
+
+/// Relative cost of a launch, from the measurements of `cargo xtask bench`.
+fn cost(stack: &Stack) -> u32 {
+    let outer = match stack.outermost() {
+        Wall::Process => 10,
+        Wall::Container | Wall::Wasm => 20,
+        Wall::Gvisor => 300,
+        Wall::Docker => 600,
+        Wall::Microvm => 900,
+    };
+    // An instance in a running worker costs less than a cell, but its worker needs one.
+    outer + stack.walls().len() as u32 - 1
+}
+
+fn container(profile: Profile, hello: &Hello) -> Profile {
+    if let Err(reason) = &hello.container {
+        let hint = "unprivileged user namespaces must be allowed (sysctl kernel.unprivileged_userns_clone=1 or \
+                    user.max_user_namespaces > 0), or run casemate as root";
+        return profile.missing(format!("no namespaces can be made here ({reason})"), hint);
+    }
+    if let Some(profile) = without_filters(&profile, hello, 1) {
+        return profile;
+    }
+    let clauses = Clauses {
+        commands: Support::Yes,
+        languages: Language::ALL.into_iter().collect(),
+        needs: BTreeSet::from([Need::Ptrace, Need::Fork]),
+        images: BTreeSet::from([ImageKind::Host, ImageKind::Directory]),
+        cwd: Support::Yes,
+        files_in: Support::Yes,
+        files_out: Support::Yes,
+        ..Clauses::default()
+    };
+    let always = [LimitKind::WallTime, LimitKind::Output, LimitKind::OpenFiles, LimitKind::Disk, LimitKind::Inodes, LimitKind::Pids];
+    with_cgroups(profile.supporting(clauses).enforcing(always), hello)
+}
+
+fn process(profile: Profile, hello: &Hello) -> Profile {
+    if let Some(profile) = without_filters(&profile, hello, SCOPED_ABI) {
+        return profile;
+    }
+    let clauses = Clauses {
+        commands: Support::Yes,
+        languages: Language::ALL.into_iter().collect(),
+        needs: BTreeSet::from([Need::Fork]),
+        images: BTreeSet::from([ImageKind::Host]),
+        cwd: Support::Yes,
+        files_in: Support::Yes,
+        files_out: Support::Yes,
+        ..Clauses::default()
+    };
+    let no_quota = "the process wall has no file system of its own; use --on container";
+    let profile = profile
+        .supporting(clauses)
+        .enforcing([LimitKind::WallTime, LimitKind::Output, LimitKind::OpenFiles])
+        .unenforced_hint(LimitKind::Disk, no_quota)
+        .unenforced_hint(LimitKind::Inodes, no_quota);
+    with_cgroups(profile, hello)
+}
+
+/// The wall as missing, if the kernel lacks what both native walls are made of.
+fn without_filters(profile: &Profile, hello: &Hello, abi: u32) -> Option<Profile> {
+    if !hello.seccomp {
+        return Some(profile.clone().missing("this kernel has no seccomp filters", "use a kernel with CONFIG_SECCOMP_FILTER"));
+    }
+    if hello.landlock_abi < abi {
+        let reason = match hello.landlock_abi {
+            0 => "this kernel has no Landlock, or it is not enabled".to_owned(),
+            found => format!("this kernel's Landlock is ABI {found}, and ABI {abi} is needed"),
+        };
+        return Some(profile.clone().missing(reason, "use Linux 6.12 or newer, with `landlock` in the lsm= list"));
+    }
+    None
+}
+
+fn with_cgroups(profile: Profile, hello: &Hello) -> Profile {
+    let cgroups = &hello.cgroups;
+    let hint = match (hello.privilege, &cgroups.missing) {
+        (Privilege::Rootless, _) => "run casemate as root, or with a delegated cgroup (systemd-run --user --scope -p Delegate=yes)".to_owned(),
+        (Privilege::Root, Some(missing)) => format!("no cgroup can be made here ({missing})"),
+        (Privilege::Root, None) => "this host's cgroups lack the controller".to_owned(),
+    };
+    let controlled = [
+        (LimitKind::Memory, cgroups.memory),
+        (LimitKind::Pids, cgroups.pids),
+        (LimitKind::CpuTime, cgroups.cpu_usage),
+        (LimitKind::Cpus, cgroups.cpu),
+        (LimitKind::DiskIo, cgroups.io),
+    ];
+    controlled.into_iter().fold(profile, |profile, (kind, usable)| match usable {
+        true => profile.enforcing([kind]),
+        false if kind == LimitKind::DiskIo => {
+            profile.unenforced_hint(kind, "disk I/O rates cannot be limited by this version; leave the limit out")
+        }
+        false => profile.unenforced_hint(kind, hint.clone()),
+    })
+}

@@ -1,0 +1,127 @@
+//! The record of one execution: opened before anything runs, closed whatever happens.
+
+use std::sync::Arc;
+
+use casemate_core::evidence::{Event, hex};
+use casemate_core::outcome::{Cause, Outcome, Status};
+use casemate_core::plan::Plan;
+use casemate_core::request::Request;
+use casemate_core::route::Choice;
+use serde_json::{Value, json};
+
+use crate::evidence;
+use crate::execute::{Executed, with_hint};
+use crate::program::Program;
+use crate::recorder::{Receipt, Store, StoreError};
+use crate::run::Ran;
+
+pub(crate) struct Record {
+    store: Arc<Store>,
+    run: String,
+    id: String,
+    request: Value,
+    request_digest: [u8; 32],
+    planned: Option<Planned>,
+    closed: bool,
+}
+
+/// What stands in the opening record.
+struct Planned {
+    stack: casemate_core::stack::Stack,
+    class: casemate_core::stack::Class,
+    unbounded: Vec<casemate_core::limits::LimitKind>,
+    program: Option<Program>,
+}
+
+impl Record {
+    /// Names the execution. `None`: a request that never became valid.
+    pub(crate) fn open(store: &Arc<Store>, run: &str, request: Option<&Request>) -> Result<Record, StoreError> {
+        Ok(Record {
+            store: store.clone(),
+            run: run.to_owned(),
+            id: random_id(),
+            request: request.map_or(Value::Null, evidence::request),
+            request_digest: request.map_or([0; 32], evidence::request_digest),
+            planned: None,
+            closed: false,
+        })
+    }
+
+    /// Writes the opening record: from here on, something may run.
+    pub(crate) fn planned(&mut self, plan: &Plan, choice: &Choice, program: Option<Program>) -> Result<(), StoreError> {
+        let body = json!({"request": self.request, "decision": evidence::decision(plan, choice)});
+        let subjects = evidence::subjects(self.request_digest, &Default::default());
+        self.store.append(Event::Opened, &self.id, &self.run, subjects, body)?;
+        self.planned = Some(Planned {
+            stack: plan.stack().clone(),
+            class: plan.class(),
+            unbounded: plan.unbounded().to_vec(),
+            program,
+        });
+        Ok(())
+    }
+
+    /// Writes the closing record, or the only one of a refusal, and makes the outcome.
+    pub(crate) fn close(mut self, status: Status, mut ran: Ran) -> Executed {
+        let mut outcome = Outcome::without_cell(self.id.clone(), status);
+        if let Some(planned) = &self.planned {
+            outcome.stack = Some(planned.stack.clone());
+            outcome.class = Some(planned.class);
+            outcome.unbounded = planned.unbounded.clone();
+        }
+        outcome.limits_hit = std::mem::take(&mut ran.limits_hit);
+        outcome.usage = ran.usage;
+        outcome.denied = std::mem::take(&mut ran.denied);
+        outcome.stdout_truncated = ran.stdout_truncated;
+        outcome.stderr_truncated = ran.stderr_truncated;
+        let written = self.write_closing(&outcome, &ran);
+        ran.timings.mark("close");
+        outcome.timings = ran.timings.phases;
+        outcome.steps = ran.steps;
+        match written {
+            Ok(receipt) => Executed { outcome, receipt: Some(receipt), evidence_error: None },
+            Err(error) => {
+                // What ran without a closing record must not look like a success.
+                let reason = with_hint(&error);
+                outcome.status = Status::Failed { reason: format!("the record could not be closed: {reason}") };
+                Executed { outcome, receipt: None, evidence_error: Some(reason) }
+            }
+        }
+    }
+
+    fn write_closing(&mut self, outcome: &Outcome, ran: &Ran) -> Result<Receipt, StoreError> {
+        self.closed = true;
+        let subjects = evidence::subjects(self.request_digest, &ran.digests);
+        match &self.planned {
+            Some(planned) => {
+                let program = planned.program.as_ref().and_then(Program::finish);
+                let body = evidence::closing(outcome, ran, program.as_ref());
+                self.store.append(Event::Closed, &self.id, &self.run, subjects, body)
+            }
+            None => {
+                let body = json!({"request": self.request, "status": evidence::status(&outcome.status)});
+                self.store.append(Event::Refused, &self.id, &self.run, subjects, body)
+            }
+        }
+    }
+}
+
+/// The caller lost interest: the cell is being killed, and the record says so.
+impl Drop for Record {
+    fn drop(&mut self) {
+        if self.planned.is_some() && !self.closed {
+            let status = Status::Killed { cause: Cause::Cancelled, limit: None, peak: None };
+            let _ = self.write_closing(&Outcome::without_cell(self.id.clone(), status), &Ran::default());
+        }
+    }
+}
+
+/// 128 random bits.
+fn random_id() -> String {
+    let mut bytes = [0; 16];
+    // The kernel's generator does not fail once it has started; a record without an id would not be written.
+    if getrandom::fill(&mut bytes).is_err() {
+        return String::new();
+    }
+    hex(&bytes)
+}

@@ -1,0 +1,69 @@
+//! The `container` wall: namespaces, a read-only root, a quota-bound work directory, cgroups, no network but a
+//! loopback that leads nowhere. Native: no daemon, no runtime, our launcher builds it.
+
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+
+use casemate_core::limits::LimitKind;
+use casemate_core::plan::Plan;
+use casemate_core::request::ImageRef;
+use casemate_wire::PROTOCOL_VERSION;
+use casemate_wire::guest::{Access, Config, Network, Presence};
+use casemate_wire::launch::{self, Image};
+
+use crate::home::Home;
+use crate::launcher::{Kept, Launcher};
+use crate::wall::{Bounding, Cell, Expected, Later, Places, Wall, WallError};
+use crate::walls::native::{self, device_rules, rule};
+
+/// Uid and gid of the payload inside the cell.
+const PAYLOAD_ID: u32 = 1000;
+
+pub(crate) struct Container {
+    pub(crate) launcher: Launcher,
+    pub(crate) home: Arc<Home>,
+}
+
+const EXPECTED: Expected = Expected {
+    namespaces: &["user", "mnt", "pid", "net", "ipc", "uts", "cgroup"],
+    bounding: Bounding::Empty,
+    writable: &["/work", "/tmp", "/dev/shm"],
+};
+
+impl Wall for Container {
+    fn start<'a>(&'a self, plan: &'a Plan, image: Option<BorrowedFd<'a>>) -> Later<'a, Result<Cell, WallError>> {
+        Box::pin(async move {
+            let block = self.home.id_block().map_err(|e| WallError(format!("cannot assign ids: {e}")))?;
+            let bound = |kind| plan.limits().get(kind).map_or(0, |bound| bound.value);
+            let wall = launch::Wall::Container {
+                image: match plan.image() {
+                    ImageRef::Host => Image::Host,
+                    ImageRef::Directory { .. } => Image::Directory,
+                },
+                disk_bytes: bound(LimitKind::Disk),
+                inodes: bound(LimitKind::Inodes),
+            };
+            let cgroups = &self.launcher.hello().cgroups;
+            let spec = native::spec(plan, wall, cgroups, block.as_ref().map(|block| block.block));
+            // Without a cgroup, the kernel counts processes per user namespace; the guest is one of them.
+            let processes = (!cgroups.pids).then(|| bound(LimitKind::Pids) + 1);
+            let payload_id = block.is_some().then_some(PAYLOAD_ID);
+            let (channel, control) =
+                native::launch(&self.launcher, spec, image, Kept { block, scratch: None })?;
+            let mut landlock = vec![rule("/", Access::ReadExecute, Presence::Required)];
+            landlock.extend(EXPECTED.writable.iter().map(|path| rule(*path, Access::ReadWrite, Presence::Required)));
+            landlock.extend(device_rules());
+            let config = Config {
+                version: PROTOCOL_VERSION,
+                payload_id,
+                network: Network::Namespaced,
+                ptrace: native::ptrace(plan),
+                rlimits: native::rlimits(plan, processes),
+                landlock,
+                file_roots: vec!["/work".into(), "/tmp".into()],
+            };
+            let places = Places { work: "/work".into(), tmp: "/tmp".into() };
+            Ok(Cell { channel, config, places, control, expected: EXPECTED })
+        })
+    }
+}

@@ -1,0 +1,90 @@
+//! What the walls that our own launcher builds have in common.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use casemate_core::limits::LimitKind;
+use casemate_core::plan::Plan;
+use casemate_core::request::Need;
+use casemate_wire::guest::{Access, LandlockRule, Presence, Ptrace, Rlimits};
+use casemate_wire::launch::{CellSpec, Cgroups, Counters, Posture, Wall};
+use tokio::net::UnixStream;
+
+use crate::guest::Channel;
+use crate::launcher::{Kept, Launcher, LauncherError, Launching};
+use crate::wall::{Control, Later, WallError};
+
+/// Asks `launcher` for a cell and opens the channel to its guest.
+pub(super) fn launch(
+    launcher: &Launcher,
+    spec: CellSpec,
+    image: Option<BorrowedFd<'_>>,
+    kept: Kept,
+) -> Result<(Channel, Box<dyn Control>), WallError> {
+    let (ours, theirs) = channel_pair().map_err(|error| WallError(format!("cannot make a channel: {error}")))?;
+    let mut fds = vec![theirs.as_fd()];
+    fds.extend(image);
+    let launching = launcher.launch(spec, &fds, kept);
+    Ok((Channel::new(ours), Box::new(launching)))
+}
+
+fn channel_pair() -> io::Result<(UnixStream, OwnedFd)> {
+    let (ours, theirs) = std::os::unix::net::UnixStream::pair()?;
+    ours.set_nonblocking(true)?;
+    Ok((UnixStream::from_std(ours)?, theirs.into()))
+}
+
+/// The limits that the cell's cgroups carry: those of the plan that this host can enforce.
+pub(super) fn spec(plan: &Plan, wall: Wall, cgroups: &Cgroups, id_block: Option<u16>) -> CellSpec {
+    let value = |kind, enforced: bool| plan.limits().get(kind).filter(|_| enforced).map(|bound| bound.value);
+    let narrow = |value: Option<u64>| value.map(|value| u32::try_from(value).unwrap_or(u32::MAX));
+    CellSpec {
+        wall,
+        id_block,
+        memory_bytes: value(LimitKind::Memory, cgroups.memory),
+        pids: narrow(value(LimitKind::Pids, cgroups.pids)),
+        cpus: narrow(value(LimitKind::Cpus, cgroups.cpu)),
+        disk_io: value(LimitKind::DiskIo, cgroups.io),
+    }
+}
+
+pub(super) fn rlimits(plan: &Plan, processes: Option<u64>) -> Rlimits {
+    let open_files = plan.limits().get(LimitKind::OpenFiles).map_or(1024, |bound| bound.value);
+    Rlimits { open_files, processes, cpu_seconds: None, file_size: None }
+}
+
+pub(super) fn ptrace(plan: &Plan) -> Ptrace {
+    if plan.needs().contains(&Need::Ptrace) { Ptrace::Allowed } else { Ptrace::Denied }
+}
+
+pub(super) fn rule(path: impl Into<String>, access: Access, presence: Presence) -> LandlockRule {
+    LandlockRule { path: path.into(), access, presence }
+}
+
+/// The harmless devices, on every native wall.
+pub(super) fn device_rules() -> impl Iterator<Item = LandlockRule> {
+    ["null", "zero", "full", "random", "urandom", "tty"]
+        .into_iter()
+        .map(|name| rule(format!("/dev/{name}"), Access::Device, Presence::Optional))
+}
+
+impl Control for Launching {
+    fn ready(&mut self) -> Later<'_, Result<Vec<(String, u32)>, WallError>> {
+        Box::pin(async { Ok(Launching::ready(self).await?) })
+    }
+    fn inspect(&mut self, pid: u32) -> Later<'_, Result<Posture, WallError>> {
+        Box::pin(async move { Ok(self.cell.inspect(pid).await?) })
+    }
+    fn measure(&mut self) -> Later<'_, Result<Counters, WallError>> {
+        Box::pin(async { Ok(self.cell.measure().await?) })
+    }
+    fn finish(&mut self) -> Later<'_, Result<Counters, WallError>> {
+        Box::pin(async { Ok(self.cell.finish().await?) })
+    }
+}
+
+impl From<LauncherError> for WallError {
+    fn from(error: LauncherError) -> WallError {
+        WallError(error.to_string())
+    }
+}

@@ -13,7 +13,9 @@ fn main() {
     let manifest = PathBuf::from(env::var_os("CARGO_MANIFEST_DIR").expect("set by cargo"));
     let out = PathBuf::from(env::var_os("OUT_DIR").expect("set by cargo"));
     let workspace = manifest.ancestors().nth(2).expect("crates/engine is two levels down");
-    for input in ["crates/launcher", "crates/guest", "crates/wire", "crates/filter", "Cargo.lock", "Cargo.toml"] {
+    for input in
+        ["crates/launcher", "crates/guest", "crates/wire", "crates/filter", "Cargo.lock", "Cargo.toml"]
+    {
         println!("cargo:rerun-if-changed={}", workspace.join(input).display());
     }
     let built = build(workspace, &out, &[]);

@@ -23,7 +23,9 @@ const MAX_LISTED: usize = 64;
 /// What was asked.
 pub(crate) fn request(request: &Request) -> Value {
     let names = |pairs: &[(String, String)]| pairs.iter().map(|(name, _)| name.clone()).collect::<Vec<_>>();
-    let paths = |paths: &[casemate_core::request::GuestPath]| listed(paths.iter().map(|path| path.as_str().to_owned()));
+    let paths = |paths: &[casemate_core::request::GuestPath]| {
+        listed(paths.iter().map(|path| path.as_str().to_owned()))
+    };
     json!({
         "tenant": request.tenant(),
         "workload": workload(request.workload()),
@@ -89,7 +91,11 @@ pub(crate) fn closing(outcome: &Outcome, ran: &Ran, program: Option<&(String, St
 pub(crate) fn subjects(request_digest: [u8; 32], digests: &Digests) -> Vec<Subject> {
     let mut subjects = vec![Subject { name: "request".into(), sha256: request_digest }];
     subjects.extend(
-        digests.0.iter().take(MAX_LISTED).map(|(name, sha256)| Subject { name: bounded(name, 512), sha256: *sha256 }),
+        digests
+            .0
+            .iter()
+            .take(MAX_LISTED)
+            .map(|(name, sha256)| Subject { name: bounded(name, 512), sha256: *sha256 }),
     );
     subjects
 }
@@ -187,13 +193,15 @@ fn stack(stack: &casemate_core::stack::Stack) -> Vec<&'static str> {
 }
 
 fn limits(limits: &Limits) -> Map<String, Value> {
-    let entry = |bound: casemate_core::limits::Bound| json!({"value": bound.value, "origin": bound.origin.as_str()});
+    let entry =
+        |bound: casemate_core::limits::Bound| json!({"value": bound.value, "origin": bound.origin.as_str()});
     limits.iter().map(|(kind, bound)| (kind.name().to_owned(), entry(bound))).collect()
 }
 
 /// Read from outside.
 fn posture(seen: &Posture) -> Value {
-    let pairs = |pairs: &[(String, String)]| pairs.iter().map(|(k, v)| (k.clone(), json!(v))).collect::<Map<_, _>>();
+    let pairs =
+        |pairs: &[(String, String)]| pairs.iter().map(|(k, v)| (k.clone(), json!(v))).collect::<Map<_, _>>();
     json!({
         "uid": seen.uid,
         "gid": seen.gid,

@@ -77,7 +77,8 @@ impl OpenError {
 
 impl From<LauncherError> for OpenError {
     fn from(error: LauncherError) -> OpenError {
-        let source = std::error::Error::source(&error).map(|source| format!(": {source}")).unwrap_or_default();
+        let source =
+            std::error::Error::source(&error).map(|source| format!(": {source}")).unwrap_or_default();
         OpenError::Launcher(format!("{error}{source}"))
     }
 }
@@ -157,7 +158,8 @@ impl Engine {
             ("cpu usage", cgroups.cpu_usage),
             ("io", cgroups.io),
         ];
-        let usable: Vec<&str> = controllers.iter().filter(|(_, usable)| *usable).map(|(name, _)| *name).collect();
+        let usable: Vec<&str> =
+            controllers.iter().filter(|(_, usable)| *usable).map(|(name, _)| *name).collect();
         let mut facts = vec![
             ("privilege".into(), privilege.into()),
             ("landlock".into(), format!("ABI {}", hello.landlock_abi)),
@@ -250,7 +252,9 @@ impl std::fmt::Debug for Engine {
 /// A request that names something must come with it, and nothing comes that was not named.
 fn check_attachments(request: &Request, io: &Io) -> Result<(), Refusal> {
     let hint = "this is a mistake of the calling program, not of the request";
-    let mismatch = |what: &str| Err(Refusal::new(format!("the request and its attachments disagree about {what}"), hint));
+    let mismatch = |what: &str| {
+        Err(Refusal::new(format!("the request and its attachments disagree about {what}"), hint))
+    };
     if (request.stdin() == Stdin::Provided) != io.stdin.is_some() {
         return mismatch("standard input");
     }
@@ -285,4 +289,3 @@ fn unrecorded(error: StoreError) -> Executed {
 pub(crate) fn with_hint(error: &StoreError) -> String {
     error.hint().map_or_else(|| error.to_string(), |hint| format!("{error} ({hint})"))
 }
-

@@ -25,9 +25,17 @@ pub(crate) enum ChannelError {
 #[derive(Debug)]
 pub(crate) enum Event {
     Message(ToHost),
-    Data { stream: u32, bytes: Vec<u8> },
-    Credit { stream: u32, bytes: u32 },
-    End { stream: u32 },
+    Data {
+        stream: u32,
+        bytes: Vec<u8>,
+    },
+    Credit {
+        stream: u32,
+        bytes: u32,
+    },
+    End {
+        stream: u32,
+    },
     /// The cell is gone.
     Closed,
 }

@@ -31,7 +31,10 @@ pub fn default_home() -> PathBuf {
         return PathBuf::from("/var/lib/casemate");
     }
     let data = set("XDG_DATA_HOME").or_else(|| set("HOME").map(|home| home.join(".local/share")));
-    data.unwrap_or_else(|| std::env::temp_dir().join(format!("casemate-{}", rustix::process::geteuid().as_raw()))).join("casemate")
+    data.unwrap_or_else(|| {
+        std::env::temp_dir().join(format!("casemate-{}", rustix::process::geteuid().as_raw()))
+    })
+    .join("casemate")
 }
 
 /// This process's place in the home.
@@ -66,7 +69,8 @@ impl Home {
         private_directory(&runs).map_err(HomeError::at("create", &runs))?;
         let _guard = lock_runs(&runs)?;
         let mut bytes = [0; 16];
-        getrandom::fill(&mut bytes).map_err(|e| HomeError::at("name", &runs)(io::Error::other(e.to_string())))?;
+        getrandom::fill(&mut bytes)
+            .map_err(|e| HomeError::at("name", &runs)(io::Error::other(e.to_string())))?;
         let run = RunId(bytes);
         let own = runs.join(run.to_string());
         DirBuilder::new().mode(0o700).create(&own).map_err(HomeError::at("create", &own))?;
@@ -91,7 +95,9 @@ impl Home {
         let mut dead = Vec::new();
         let entries = fs::read_dir(&self.runs).map_err(HomeError::at("list", &self.runs))?;
         for entry in entries.flatten() {
-            let Some(run) = entry.file_name().to_str().and_then(|name| name.parse::<RunId>().ok()) else { continue };
+            let Some(run) = entry.file_name().to_str().and_then(|name| name.parse::<RunId>().ok()) else {
+                continue;
+            };
             if run == self.run {
                 continue;
             }

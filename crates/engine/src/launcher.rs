@@ -6,7 +6,9 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::process::Child;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use casemate_wire::launch::{Answer, CellId, CellSpec, Counters, Hello, MAX_PACKET, Op, Posture, Request, RunId};
+use casemate_wire::launch::{
+    Answer, CellId, CellSpec, Counters, Hello, MAX_PACKET, Op, Posture, Request, RunId,
+};
 use tokio::io::unix::AsyncFd;
 use tokio::sync::{Notify, oneshot};
 
@@ -136,7 +138,11 @@ impl Launcher {
         table.last_id
     }
 
-    fn ask(&self, op: Op, fds: &[BorrowedFd<'_>]) -> impl Future<Output = Result<Answer, LauncherError>> + Send + use<> {
+    fn ask(
+        &self,
+        op: Op,
+        fds: &[BorrowedFd<'_>],
+    ) -> impl Future<Output = Result<Answer, LauncherError>> + Send + use<> {
         self.ask_as(self.next_id(), op, fds)
     }
 
@@ -170,6 +176,7 @@ impl Launcher {
 /// What must outlive a cell: it is dropped when the launcher says that nothing is left of it.
 #[derive(Default)]
 pub(crate) struct Kept {
+    #[allow(dead_code, reason = "held for its lock, released on drop")]
     pub(crate) block: Option<IdBlock>,
     pub(crate) scratch: Option<Scratch>,
 }

@@ -19,6 +19,6 @@ mod wall;
 mod walls;
 
 pub use agents::Agents;
-pub use home::default_home;
 pub use execute::{Config, Durability, Engine, Executed, Explanation, OpenError};
+pub use home::default_home;
 pub use io::{Chunk, Entry, Input, Io, Outbox, Stream};

@@ -62,7 +62,14 @@ fn container(profile: Profile, hello: &Hello) -> Profile {
         files_out: Support::Yes,
         ..Clauses::default()
     };
-    let always = [LimitKind::WallTime, LimitKind::Output, LimitKind::OpenFiles, LimitKind::Disk, LimitKind::Inodes, LimitKind::Pids];
+    let always = [
+        LimitKind::WallTime,
+        LimitKind::Output,
+        LimitKind::OpenFiles,
+        LimitKind::Disk,
+        LimitKind::Inodes,
+        LimitKind::Pids,
+    ];
     with_cgroups(profile.supporting(clauses).enforcing(always), hello)
 }
 
@@ -92,14 +99,20 @@ fn process(profile: Profile, hello: &Hello) -> Profile {
 /// The wall as missing, if the kernel lacks what both native walls are made of.
 fn without_filters(profile: &Profile, hello: &Hello, abi: u32) -> Option<Profile> {
     if !hello.seccomp {
-        return Some(profile.clone().missing("this kernel has no seccomp filters", "use a kernel with CONFIG_SECCOMP_FILTER"));
+        return Some(
+            profile
+                .clone()
+                .missing("this kernel has no seccomp filters", "use a kernel with CONFIG_SECCOMP_FILTER"),
+        );
     }
     if hello.landlock_abi < abi {
         let reason = match hello.landlock_abi {
             0 => "this kernel has no Landlock, or it is not enabled".to_owned(),
             found => format!("this kernel's Landlock is ABI {found}, and ABI {abi} is needed"),
         };
-        return Some(profile.clone().missing(reason, "use Linux 6.12 or newer, with `landlock` in the lsm= list"));
+        return Some(
+            profile.clone().missing(reason, "use Linux 6.12 or newer, with `landlock` in the lsm= list"),
+        );
     }
     None
 }
@@ -107,7 +120,10 @@ fn without_filters(profile: &Profile, hello: &Hello, abi: u32) -> Option<Profile
 fn with_cgroups(profile: Profile, hello: &Hello) -> Profile {
     let cgroups = &hello.cgroups;
     let hint = match (hello.privilege, &cgroups.missing) {
-        (Privilege::Rootless, _) => "run casemate as root, or with a delegated cgroup (systemd-run --user --scope -p Delegate=yes)".to_owned(),
+        (Privilege::Rootless, _) => {
+            "run casemate as root, or with a delegated cgroup (systemd-run --user --scope -p Delegate=yes)"
+                .to_owned()
+        }
         (Privilege::Root, Some(missing)) => format!("no cgroup can be made here ({missing})"),
         (Privilege::Root, None) => "this host's cgroups lack the controller".to_owned(),
     };
@@ -120,9 +136,8 @@ fn with_cgroups(profile: Profile, hello: &Hello) -> Profile {
     ];
     controlled.into_iter().fold(profile, |profile, (kind, usable)| match usable {
         true => profile.enforcing([kind]),
-        false if kind == LimitKind::DiskIo => {
-            profile.unenforced_hint(kind, "disk I/O rates cannot be limited by this version; leave the limit out")
-        }
+        false if kind == LimitKind::DiskIo => profile
+            .unenforced_hint(kind, "disk I/O rates cannot be limited by this version; leave the limit out"),
         false => profile.unenforced_hint(kind, hint.clone()),
     })
 }

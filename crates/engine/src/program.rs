@@ -45,7 +45,8 @@ impl Programs {
     pub(crate) fn new(home: &Path) -> Programs {
         let file = home.join("programs");
         let text = fs::read_to_string(&file).unwrap_or_default();
-        let known = text.lines().filter_map(|line| line.split_once(' ')).map(|(k, v)| (k.to_owned(), v.to_owned()));
+        let known =
+            text.lines().filter_map(|line| line.split_once(' ')).map(|(k, v)| (k.to_owned(), v.to_owned()));
         Programs { known: Arc::new(Mutex::new(known.collect())), file }
     }
 
@@ -71,7 +72,8 @@ impl Programs {
                 path.split(':').map(|dir| format!("{dir}/{name}")).collect()
             }
         };
-        let (path, file) = candidates.into_iter().find_map(|path| Some((path.clone(), open(&root, &path).ok()?)))?;
+        let (path, file) =
+            candidates.into_iter().find_map(|path| Some((path.clone(), open(&root, &path).ok()?)))?;
         let digest = Mutex::new(self.digest(file));
         Some(Program { path, digest })
     }
@@ -80,7 +82,13 @@ impl Programs {
         let Ok(meta) = file.metadata() else { return Pending::Unknown };
         let key = format!(
             "{}:{}:{}:{}.{}:{}.{}",
-            meta.dev(), meta.ino(), meta.size(), meta.mtime(), meta.mtime_nsec(), meta.ctime(), meta.ctime_nsec()
+            meta.dev(),
+            meta.ino(),
+            meta.size(),
+            meta.mtime(),
+            meta.mtime_nsec(),
+            meta.ctime(),
+            meta.ctime_nsec()
         );
         if let Some(digest) = lock(&self.known).get(&key) {
             return Pending::Known(digest.clone());
@@ -117,7 +125,13 @@ fn open(root: &OwnedFd, path: &str) -> io::Result<File> {
         return Err(io::ErrorKind::NotFound.into());
     }
     let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK;
-    let file = File::from(openat2(root.as_fd(), path, flags, Mode::empty(), ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS)?);
+    let file = File::from(openat2(
+        root.as_fd(),
+        path,
+        flags,
+        Mode::empty(),
+        ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS,
+    )?);
     match file.metadata()?.is_file() {
         true => Ok(file),
         false => Err(io::ErrorKind::NotFound.into()),
@@ -130,7 +144,11 @@ fn keep(path: &Path, known: &HashMap<String, String>, key: &str, digest: &str) -
     use std::os::unix::fs::OpenOptionsExt;
     let mut options = fs::OpenOptions::new();
     options.create(true).mode(0o600);
-    if known.len() > MAX_KEPT { options.write(true).truncate(true) } else { options.append(true) };
+    if known.len() > MAX_KEPT {
+        options.write(true).truncate(true)
+    } else {
+        options.append(true)
+    };
     options.open(path)?.write_all(format!("{key} {digest}\n").as_bytes())
 }
 

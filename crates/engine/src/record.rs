@@ -35,7 +35,11 @@ struct Planned {
 
 impl Record {
     /// Names the execution. `None`: a request that never became valid.
-    pub(crate) fn open(store: &Arc<Store>, run: &str, request: Option<&Request>) -> Result<Record, StoreError> {
+    pub(crate) fn open(
+        store: &Arc<Store>,
+        run: &str,
+        request: Option<&Request>,
+    ) -> Result<Record, StoreError> {
         Ok(Record {
             store: store.clone(),
             run: run.to_owned(),
@@ -48,7 +52,12 @@ impl Record {
     }
 
     /// Writes the opening record: from here on, something may run.
-    pub(crate) fn planned(&mut self, plan: &Plan, choice: &Choice, program: Option<Program>) -> Result<(), StoreError> {
+    pub(crate) fn planned(
+        &mut self,
+        plan: &Plan,
+        choice: &Choice,
+        program: Option<Program>,
+    ) -> Result<(), StoreError> {
         let body = json!({"request": self.request, "decision": evidence::decision(plan, choice)});
         let subjects = evidence::subjects(self.request_digest, &Default::default());
         self.store.append(Event::Opened, &self.id, &self.run, subjects, body)?;
@@ -83,7 +92,8 @@ impl Record {
             Err(error) => {
                 // What ran without a closing record must not look like a success.
                 let reason = with_hint(&error);
-                outcome.status = Status::Failed { reason: format!("the record could not be closed: {reason}") };
+                outcome.status =
+                    Status::Failed { reason: format!("the record could not be closed: {reason}") };
                 Executed { outcome, receipt: None, evidence_error: Some(reason) }
             }
         }

@@ -137,7 +137,13 @@ pub(crate) async fn run(
 }
 
 /// Up to the point where the payload executes its first instruction.
-async fn begin(cell: &mut Cell, plan: &Plan, io: &mut Io, check: PostureCheck, ran: &mut Ran) -> Result<(), Trouble> {
+async fn begin(
+    cell: &mut Cell,
+    plan: &Plan,
+    io: &mut Io,
+    check: PostureCheck,
+    ran: &mut Ran,
+) -> Result<(), Trouble> {
     cell.channel.tell(&ToGuest::Configure(cell.config.clone()));
     let prepare = async {
         let code = code_file(plan);
@@ -264,7 +270,9 @@ fn argv(plan: &Plan, places: &Places) -> Vec<String> {
 /// Code that comes as a file is put into the work directory under its own name.
 fn code_file(plan: &Plan) -> Option<(String, Vec<u8>)> {
     match plan.workload() {
-        Workload::Code { source: CodeSource::File { name, bytes }, .. } => Some((format!("/work/{name}"), bytes.clone())),
+        Workload::Code { source: CodeSource::File { name, bytes }, .. } => {
+            Some((format!("/work/{name}"), bytes.clone()))
+        }
         _ => None,
     }
 }
@@ -314,7 +322,8 @@ struct Output {
 
 impl<'a> Watch<'a> {
     fn new(plan: &'a Plan, io: &'a mut Io, ran: &'a mut Ran) -> Watch<'a> {
-        let output = |stream, kind| Output { stream, kind, window: ReceiveWindow::default(), digest: Sha256::new() };
+        let output =
+            |stream, kind| Output { stream, kind, window: ReceiveWindow::default(), digest: Sha256::new() };
         let open = io.stdin.is_some();
         Watch {
             plan,
@@ -338,7 +347,8 @@ impl<'a> Watch<'a> {
     /// Until the payload ends or has to be ended.
     async fn follow(&mut self, cell: &mut Cell) -> Result<Ended, Trouble> {
         let wall_time = Duration::from_millis(self.limit(LimitKind::WallTime).unwrap_or(u64::MAX / 2));
-        let deadline = tokio::time::Instant::from_std(self.started) + wall_time.min(Duration::from_secs(1 << 30));
+        let deadline =
+            tokio::time::Instant::from_std(self.started) + wall_time.min(Duration::from_secs(1 << 30));
         let mut pace = FIRST_LOOK;
         let mut look = tokio::time::Instant::now() + pace;
         let mut cancel = self.io.cancel.take();
@@ -376,14 +386,18 @@ impl<'a> Watch<'a> {
     fn handle(&mut self, event: Event) -> Result<Option<Ended>, Trouble> {
         match event {
             Event::Data { stream, bytes } => self.receive(stream, bytes)?,
-            Event::Credit { stream: STDIN, bytes } => self.input.window.refund(bytes).map_err(ChannelError::from)?,
+            Event::Credit { stream: STDIN, bytes } => {
+                self.input.window.refund(bytes).map_err(ChannelError::from)?
+            }
             // A stream that the payload closed; its end is told by the exit.
             Event::End { stream: STDOUT | STDERR } => {}
             Event::Message(ToHost::OutputCut { exec: EXEC }) => self.cut = true,
             Event::Message(ToHost::Exited { exec: EXEC, status, usage, discarded }) => {
                 return Ok(Some(Ended::ByItself(status, usage, discarded)));
             }
-            Event::Message(ToHost::ExecFailed { exec: EXEC, step, errno }) => return Err(exec_failed(&step, errno)),
+            Event::Message(ToHost::ExecFailed { exec: EXEC, step, errno }) => {
+                return Err(exec_failed(&step, errno));
+            }
             Event::Closed => return Ok(Some(Ended::Vanished)),
             _ => return Err(ChannelError::Order("unexpected frame from a running payload").into()),
         }
@@ -603,4 +617,3 @@ async fn cancelled(cancel: &mut Option<tokio::sync::watch::Receiver<bool>>) {
     }
     std::future::pending().await
 }
-

@@ -74,7 +74,8 @@ async fn put_one(
                 left = None;
                 break;
             }
-            let wanted = buffer.len().min(window.available()).min(usize::try_from(remaining).unwrap_or(usize::MAX));
+            let wanted =
+                buffer.len().min(window.available()).min(usize::try_from(remaining).unwrap_or(usize::MAX));
             let n = content.read(&mut buffer[..wanted]).map_err(|error| failed(error.to_string()))?;
             if n == 0 {
                 return Err(failed("it became shorter while it was read".into()));
@@ -85,7 +86,9 @@ async fn put_one(
             left = Some(remaining - n as u64);
         }
         match cell.channel.next().await? {
-            Event::Credit { stream, bytes } if stream == id => window.refund(bytes).map_err(ChannelError::from)?,
+            Event::Credit { stream, bytes } if stream == id => {
+                window.refund(bytes).map_err(ChannelError::from)?
+            }
             Event::Message(ToHost::PutDone { id: done }) if done == id => return Ok(Some(digest)),
             Event::Message(ToHost::TransferFailed { id: of, errno, .. }) if of == id => {
                 return Err(match errno {
@@ -135,7 +138,9 @@ async fn get_one(
         max_bytes: bound(LimitKind::Disk),
         max_entries: u32::try_from(bound(LimitKind::Inodes)).unwrap_or(u32::MAX),
     });
-    let failed = |error: &dyn std::fmt::Display| Trouble::Failed(format!("cannot get {path} out of the cell: {error}"));
+    let failed = |error: &dyn std::fmt::Display| {
+        Trouble::Failed(format!("cannot get {path} out of the cell: {error}"))
+    };
     let mut window = ReceiveWindow::default();
     let mut current: Option<(String, u64, Sha256)> = None;
     loop {
@@ -160,7 +165,8 @@ async fn get_one(
                 finish_file(&mut current, ran)?;
                 check_relative(&relative)?;
                 if let Entry::File { size, .. } = entry {
-                    let name = if relative.is_empty() { path.to_owned() } else { format!("{path}/{relative}") };
+                    let name =
+                        if relative.is_empty() { path.to_owned() } else { format!("{path}/{relative}") };
                     current = Some((name, size, Sha256::new()));
                 }
                 if let Some(outbox) = &mut io.outbox {
@@ -182,7 +188,9 @@ async fn get_one(
                     _ => failed(&std::io::Error::from_raw_os_error(errno)),
                 });
             }
-            Event::Closed => return Err(Trouble::Failed("the guest ended while files were taken out".into())),
+            Event::Closed => {
+                return Err(Trouble::Failed("the guest ended while files were taken out".into()));
+            }
             // What the ended payload's streams still had.
             Event::Credit { .. } | Event::End { .. } => {}
             _ => return Err(ChannelError::Order("unexpected frame during a transfer").into()),

@@ -18,7 +18,11 @@ pub(crate) struct WallError(pub(crate) String);
 
 pub(crate) trait Wall: Send + Sync {
     /// Starts a new cell for one execution. The channel can be used at once; whether the guest came up, [`Control::ready`] tells.
-    fn start<'a>(&'a self, plan: &'a Plan, image: Option<BorrowedFd<'a>>) -> Later<'a, Result<Cell, WallError>>;
+    fn start<'a>(
+        &'a self,
+        plan: &'a Plan,
+        image: Option<BorrowedFd<'a>>,
+    ) -> Later<'a, Result<Cell, WallError>>;
 }
 
 /// A live cell. Dropped at any point, it is destroyed.
@@ -97,7 +101,9 @@ impl Expected {
         if seen.seccomp_mode != 2 {
             return Some("no seccomp filter is in force".into());
         }
-        if let Some(name) = self.namespaces.iter().find(|name| !seen.own_namespaces.iter().any(|own| own == **name)) {
+        if let Some(name) =
+            self.namespaces.iter().find(|name| !seen.own_namespaces.iter().any(|own| own == **name))
+        {
             return Some(format!("the {name} namespace is the host's"));
         }
         let open = seen.mounts.iter().find(|mount| {

@@ -4,8 +4,8 @@ use std::io;
 
 use casemate_wire::guest::{Access, Config, LandlockRule, Network, Presence, Ptrace};
 use landlock::{
-    ABI, Access as _, AccessFs, AccessNet, BitFlags, CompatLevel, Compatible, PathBeneath, PathFd, Ruleset, RulesetAttr,
-    RulesetCreated, RulesetCreatedAttr, RulesetStatus, Scope,
+    ABI, Access as _, AccessFs, AccessNet, BitFlags, CompatLevel, Compatible, PathBeneath, PathFd, Ruleset,
+    RulesetAttr, RulesetCreated, RulesetCreatedAttr, RulesetStatus, Scope,
 };
 
 use crate::sys;
@@ -63,24 +63,21 @@ impl Confinement {
             let value = sys::hard_rlimit(resource).map_err(step("rlimits"))?.min(value);
             sys::set_rlimit(resource, value, value).map_err(step("rlimits"))?;
         }
-        if let Some(id) = self.payload_id {
+        if let Some(id) = self.payload_id
+            && stands("payload-ids")
+        {
             sys::become_payload(id).map_err(step("drop ids and capabilities"))?;
         }
-        sys::prctl(libc::PR_SET_NO_NEW_PRIVS, 1).map_err(step("no new privileges"))?;
-        #[cfg(feature = "weaken")]
-        if crate::weaken::without("landlock") {
-            return self.install_filter();
+        if stands("no-new-privileges") {
+            sys::prctl(libc::PR_SET_NO_NEW_PRIVS, 1).map_err(step("no new privileges"))?;
         }
-        self.restrict_files().map_err(step("landlock"))?;
-        self.install_filter()
-    }
-
-    fn install_filter(&self) -> Result<(), Step> {
-        #[cfg(feature = "weaken")]
-        if crate::weaken::without("seccomp") {
-            return Ok(());
+        if stands("landlock") {
+            self.restrict_files().map_err(step("landlock"))?;
         }
-        sys::install_filter(&self.filter).map_err(step("seccomp filter"))
+        if stands("seccomp") {
+            sys::install_filter(&self.filter).map_err(step("seccomp filter"))?;
+        }
+        Ok(())
     }
 
     fn restrict_files(&self) -> io::Result<()> {
@@ -121,13 +118,26 @@ impl Confinement {
     }
 }
 
+/// Whether a layer is part of this build: always, but for the negative controls.
+#[cfg(not(feature = "weaken"))]
+const fn stands(_layer: &str) -> bool {
+    true
+}
+
+#[cfg(feature = "weaken")]
+fn stands(layer: &str) -> bool {
+    !crate::weaken::without(layer)
+}
+
 fn rights(access: Access, abi: ABI) -> BitFlags<AccessFs> {
     match access {
         Access::ReadExecute => AccessFs::from_read(abi),
         Access::Read => AccessFs::ReadFile | AccessFs::ReadDir,
         Access::ReadWrite => AccessFs::from_all(abi) & !(AccessFs::MakeChar | AccessFs::MakeBlock),
         // Shells open devices with O_TRUNC.
-        Access::Device => (AccessFs::ReadFile | AccessFs::WriteFile | AccessFs::Truncate) & AccessFs::from_all(abi),
+        Access::Device => {
+            (AccessFs::ReadFile | AccessFs::WriteFile | AccessFs::Truncate) & AccessFs::from_all(abi)
+        }
     }
 }
 

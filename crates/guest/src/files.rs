@@ -16,7 +16,8 @@ use crate::channel::Channel;
 /// The directories below which files may be put and got, opened before anything hostile runs.
 pub(crate) struct Roots(Vec<(String, OwnedFd)>);
 
-const RESOLVE: ResolveFlags = ResolveFlags::BENEATH.union(ResolveFlags::NO_MAGICLINKS).union(ResolveFlags::NO_SYMLINKS);
+const RESOLVE: ResolveFlags =
+    ResolveFlags::BENEATH.union(ResolveFlags::NO_MAGICLINKS).union(ResolveFlags::NO_SYMLINKS);
 
 impl Roots {
     pub(crate) fn open(paths: &[String]) -> io::Result<Roots> {
@@ -58,12 +59,19 @@ impl Put {
                     return Ok(None);
                 }
                 let (parent, name) = rest.rsplit_once('/').unwrap_or((".", rest));
-                let parent = openat2(root, parent, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty(), RESOLVE)?;
+                let parent = openat2(
+                    root,
+                    parent,
+                    OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC,
+                    Mode::empty(),
+                    RESOLVE,
+                )?;
                 match mkdirat(&parent, name, Mode::from_raw_mode(mode & 0o777 | 0o700)) {
                     Ok(()) => Ok(None),
                     Err(Errno::EXIST)
-                        if FileType::from_raw_mode(statat(&parent, name, AtFlags::SYMLINK_NOFOLLOW)?.st_mode)
-                            == FileType::Directory =>
+                        if FileType::from_raw_mode(
+                            statat(&parent, name, AtFlags::SYMLINK_NOFOLLOW)?.st_mode,
+                        ) == FileType::Directory =>
                     {
                         Ok(None)
                     }
@@ -71,7 +79,8 @@ impl Put {
                 }
             }
             Entry::File { mode, size } => {
-                let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC | OFlags::CLOEXEC | OFlags::NONBLOCK;
+                let flags =
+                    OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC | OFlags::CLOEXEC | OFlags::NONBLOCK;
                 let file = openat2(root, rest, flags, Mode::from_raw_mode(0o600), RESOLVE)?;
                 if FileType::from_raw_mode(fstat(&file)?.st_mode) != FileType::RegularFile {
                     return Err(io::Error::from_raw_os_error(libc::EINVAL));
@@ -84,7 +93,11 @@ impl Put {
     }
 
     /// Returns an error of the file system, or the peer's breach of the protocol as `Err(Err)`.
-    pub(crate) fn data(&mut self, mut bytes: &[u8], channel: &mut Channel) -> Result<io::Result<()>, OverCredit> {
+    pub(crate) fn data(
+        &mut self,
+        mut bytes: &[u8],
+        channel: &mut Channel,
+    ) -> Result<io::Result<()>, OverCredit> {
         self.window.receive(bytes.len())?;
         self.left = self.left.checked_sub(bytes.len() as u64).ok_or(OverCredit)?;
         if let Some(credit) = self.window.consume(bytes.len()) {
@@ -124,8 +137,14 @@ impl Get {
         channel: &mut Channel,
     ) -> io::Result<Get> {
         let (root, rest) = roots.find(path)?;
-        let mut get =
-            Get { id, window: SendWindow::default(), bytes_left, entries_left, current: None, directories: Vec::new() };
+        let mut get = Get {
+            id,
+            window: SendWindow::default(),
+            bytes_left,
+            entries_left,
+            current: None,
+            directories: Vec::new(),
+        };
         let file = openat2(root, rest, OPEN, Mode::empty(), RESOLVE)?;
         match get.offer(file, String::new(), channel)? {
             Offer::Taken => Ok(get),
@@ -145,7 +164,8 @@ impl Get {
     pub(crate) fn go_on(&mut self, channel: &mut Channel) -> io::Result<bool> {
         if let Some((file, left)) = &mut self.current {
             let mut buffer = [0; MAX_PAYLOAD];
-            let wanted = MAX_PAYLOAD.min(self.window.available()).min(usize::try_from(*left).unwrap_or(usize::MAX));
+            let wanted =
+                MAX_PAYLOAD.min(self.window.available()).min(usize::try_from(*left).unwrap_or(usize::MAX));
             // A file that shrinks meanwhile would leave the receiver waiting: the rest becomes zeros.
             let n = if *left == 0 { 0 } else { rustix::io::read(&*file, &mut buffer[..wanted])? };
             let n = if n == 0 && *left > 0 { wanted } else { n };
@@ -180,7 +200,9 @@ impl Get {
             Ok(Offer::Taken) => {}
             Ok(Offer::NotAFile) => skip(self.id, path, "neither a file nor a directory", channel),
             Err(error) if error.raw_os_error() == Some(libc::EFBIG) => return Err(error),
-            Err(error) if error.raw_os_error() == Some(libc::ELOOP) => skip(self.id, path, "a symbolic link", channel),
+            Err(error) if error.raw_os_error() == Some(libc::ELOOP) => {
+                skip(self.id, path, "a symbolic link", channel)
+            }
             Err(error) => skip(self.id, path, &error.to_string(), channel),
         }
         Ok(false)

@@ -53,6 +53,8 @@ enum Source {
 
 impl Guest {
     fn start() -> io::Result<Guest> {
+        #[cfg(feature = "weaken")]
+        weaken::load();
         // Nothing in the cell may look into this process, even where it has the same uid.
         sys::prctl(libc::PR_SET_DUMPABLE, 0)?;
         // Where there is no PID namespace, orphans must still end up here.
@@ -109,7 +111,8 @@ impl Guest {
     }
 
     fn wait(&self, room: bool, busy: bool) -> io::Result<Vec<(Source, PollFlags)>> {
-        let channel_flags = if self.channel.wants_to_write() { PollFlags::IN | PollFlags::OUT } else { PollFlags::IN };
+        let channel_flags =
+            if self.channel.wants_to_write() { PollFlags::IN | PollFlags::OUT } else { PollFlags::IN };
         let mut fds = vec![
             PollFd::from_borrowed_fd(self.channel.as_fd(), channel_flags),
             PollFd::from_borrowed_fd(self.events.as_fd(), PollFlags::IN),
@@ -127,7 +130,8 @@ impl Guest {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             Err(error) => return Err(error.into()),
         }
-        let ready = |(source, fd): (Source, PollFd<'_>)| (!fd.revents().is_empty()).then(|| (source, fd.revents()));
+        let ready =
+            |(source, fd): (Source, PollFd<'_>)| (!fd.revents().is_empty()).then(|| (source, fd.revents()));
         Ok(sources.into_iter().zip(fds).filter_map(ready).collect())
     }
 
@@ -155,8 +159,11 @@ impl Guest {
         match message {
             ToGuest::Configure(config) => self.configure(&config)?,
             ToGuest::Exec(exec) => {
-                let failed = |step: &str, errno| ToHost::ExecFailed { exec: exec.id, step: step.into(), errno };
-                let Some((confinement, _)) = &self.setup else { return Err(io::Error::other("exec before configure")) };
+                let failed =
+                    |step: &str, errno| ToHost::ExecFailed { exec: exec.id, step: step.into(), errno };
+                let Some((confinement, _)) = &self.setup else {
+                    return Err(io::Error::other("exec before configure"));
+                };
                 if self.processes.len() >= MAX_ACTIVE {
                     self.channel.tell(&failed("too many processes", libc::EAGAIN));
                     return Ok(());
@@ -180,7 +187,9 @@ impl Guest {
                 }
             }
             ToGuest::Get { id, path, max_bytes, max_entries } => {
-                let Some((_, roots)) = &self.setup else { return Err(io::Error::other("get before configure")) };
+                let Some((_, roots)) = &self.setup else {
+                    return Err(io::Error::other("get before configure"));
+                };
                 match Get::begin(roots, id, &path, (max_bytes, max_entries), &mut self.channel) {
                     Ok(get) => self.gets.push(get),
                     Err(error) => self.fail_transfer(id, &path, &error),
@@ -202,7 +211,10 @@ impl Guest {
     }
 
     fn roots(&self) -> io::Result<&Roots> {
-        self.setup.as_ref().map(|(_, roots)| roots).ok_or_else(|| io::Error::other("transfer before configure"))
+        self.setup
+            .as_ref()
+            .map(|(_, roots)| roots)
+            .ok_or_else(|| io::Error::other("transfer before configure"))
     }
 
     fn with_process(&mut self, exec: u32, act: impl FnOnce(&mut Process)) {
@@ -212,7 +224,11 @@ impl Guest {
     }
 
     /// Frames for a stream that has ended meanwhile are normal and ignored; a breach of flow control is not.
-    fn handle_stream(&mut self, stream: u32, content: Content) -> Result<(), casemate_wire::frame::OverCredit> {
+    fn handle_stream(
+        &mut self,
+        stream: u32,
+        content: Content,
+    ) -> Result<(), casemate_wire::frame::OverCredit> {
         let channel = &mut self.channel;
         match content {
             Content::Data(bytes) => {

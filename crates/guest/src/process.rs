@@ -35,7 +35,11 @@ pub(crate) struct Process {
 
 enum Phase {
     /// `report` says when the process is confined, or which step failed; `hold` lets it go.
-    Preparing { report: OwnedFd, hold: OwnedFd, held: bool },
+    Preparing {
+        report: OwnedFd,
+        hold: OwnedFd,
+        held: bool,
+    },
     Running,
 }
 
@@ -291,7 +295,8 @@ impl Process {
         match rustix::io::read(pipe, &mut buffer[..wanted]) {
             Ok(0) => output.close(channel),
             Ok(n) => {
-                let kept = n.min(usize::try_from(self.budget).unwrap_or(usize::MAX)).min(output.window.available());
+                let kept =
+                    n.min(usize::try_from(self.budget).unwrap_or(usize::MAX)).min(output.window.available());
                 if kept > 0 {
                     channel.send(output.stream, Body::Data(&buffer[..kept]));
                     output.window.spend(kept);
@@ -343,7 +348,8 @@ fn child(
         let strings = exec_strings(exec).map_err(step("arguments"))?;
         confinement.apply()?;
         // As the payload: it must be allowed to be there.
-        rustix::process::chdir(&*exec.cwd).map_err(|e| Step { name: "working directory", error: e.into() })?;
+        rustix::process::chdir(&*exec.cwd)
+            .map_err(|e| Step { name: "working directory", error: e.into() })?;
         rustix::io::write(report, &[HELD]).map_err(|e| Step { name: "report", error: e.into() })?;
         match rustix::io::read(hold, &mut [0; 1]) {
             Ok(1) => Ok(strings),
@@ -373,13 +379,19 @@ type ExecStrings = (Vec<CString>, Vec<CString>, Vec<CString>);
 /// The programs to try, the arguments and the environment.
 fn exec_strings(exec: &Exec) -> io::Result<ExecStrings> {
     let argv = exec.argv.iter().map(|a| CString::new(a.as_str())).collect::<Result<Vec<_>, _>>()?;
-    let env = exec.env.iter().map(|(k, v)| CString::new(format!("{k}={v}"))).collect::<Result<Vec<_>, _>>()?;
+    let env =
+        exec.env.iter().map(|(k, v)| CString::new(format!("{k}={v}"))).collect::<Result<Vec<_>, _>>()?;
     let Some(program) = exec.argv.first() else { return Err(io::Error::from_raw_os_error(libc::EINVAL)) };
     let candidates = if program.contains('/') {
         vec![CString::new(program.as_str())?]
     } else {
-        let path = exec.env.iter().find(|(key, _)| key == "PATH").map_or("/usr/bin:/bin", |(_, value)| value.as_str());
-        let joined = path.split(':').map(|dir| PathBuf::from(if dir.is_empty() { "." } else { dir }).join(program));
+        let path = exec
+            .env
+            .iter()
+            .find(|(key, _)| key == "PATH")
+            .map_or("/usr/bin:/bin", |(_, value)| value.as_str());
+        let joined =
+            path.split(':').map(|dir| PathBuf::from(if dir.is_empty() { "." } else { dir }).join(program));
         joined.map(|path| CString::new(path.as_os_str().as_bytes())).collect::<Result<_, _>>()?
     };
     Ok((candidates, argv, env))

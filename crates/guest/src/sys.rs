@@ -80,7 +80,8 @@ pub(crate) fn install_filter(program: &[libc::sock_filter]) -> io::Result<()> {
     let program =
         libc::sock_fprog { len: program.len() as libc::c_ushort, filter: program.as_ptr().cast_mut() };
     // SAFETY: the kernel copies `len` instructions from `filter`, which outlives the call.
-    check(unsafe { libc::syscall(libc::SYS_seccomp, libc::SECCOMP_SET_MODE_FILTER, 0, &raw const program) }).map(drop)
+    check(unsafe { libc::syscall(libc::SYS_seccomp, libc::SECCOMP_SET_MODE_FILTER, 0, &raw const program) })
+        .map(drop)
 }
 
 /// The Landlock ABI of this kernel, 0 where there is none.
@@ -158,7 +159,8 @@ pub(crate) fn move_fd(source: BorrowedFd<'_>, target: RawFd) -> io::Result<()> {
 /// Every descriptor from `first` on closes at exec.
 pub(crate) fn close_on_exec_from(first: u32) -> io::Result<()> {
     // SAFETY: flags only; descriptors stay valid until exec.
-    check(unsafe { libc::syscall(libc::SYS_close_range, first, u32::MAX, libc::CLOSE_RANGE_CLOEXEC) }).map(drop)
+    check(unsafe { libc::syscall(libc::SYS_close_range, first, u32::MAX, libc::CLOSE_RANGE_CLOEXEC) })
+        .map(drop)
 }
 
 pub(crate) fn exec(program: &CString, argv: &[CString], env: &[CString]) -> io::Error {

@@ -109,7 +109,9 @@ impl Cells {
         let image = match (&spec.wall, image) {
             (Wall::Process, _) => String::new(),
             (Wall::Container { .. }, None) => self.images.host().map_err(Failure::at("prepare image"))?,
-            (Wall::Container { .. }, Some(fd)) => self.images.directory(fd).map_err(Failure::at("prepare image"))?,
+            (Wall::Container { .. }, Some(fd)) => {
+                self.images.directory(fd).map_err(Failure::at("prepare image"))?
+            }
         };
         let scratch = match spec.wall {
             Wall::Container { disk_bytes, inodes, .. } => {
@@ -164,7 +166,9 @@ impl Cells {
             _ => {}
         }
         match (&spec.wall, fds) {
-            (Wall::Process | Wall::Container { image: Image::Host, .. }, [channel]) => Ok((channel.as_fd(), None)),
+            (Wall::Process | Wall::Container { image: Image::Host, .. }, [channel]) => {
+                Ok((channel.as_fd(), None))
+            }
             (Wall::Container { image: Image::Directory, .. }, [channel, image]) => {
                 Ok((channel.as_fd(), Some(image.as_fd())))
             }
@@ -172,7 +176,10 @@ impl Cells {
         }
     }
 
-    #[allow(clippy::too_many_arguments, reason = "one call site; the parts are owned by different steps above")]
+    #[allow(
+        clippy::too_many_arguments,
+        reason = "one call site; the parts are owned by different steps above"
+    )]
     fn start(
         &self,
         flags: i32,
@@ -186,8 +193,10 @@ impl Cells {
         let pipes = || pipe_with(PipeFlags::CLOEXEC).map_err(io::Error::from);
         let (go_read, go_write) = pipes().map_err(Failure::at("pipe"))?;
         let (report_read, report_write) = pipes().map_err(Failure::at("pipe"))?;
-        let scratch_for_child = scratch.map(OwnedFd::try_clone).transpose().map_err(Failure::at("make scratch"))?;
-        let cloned = sys::clone3(flags as u64, self.tree.clone_target(group)).map_err(Failure::at("clone"))?;
+        let scratch_for_child =
+            scratch.map(OwnedFd::try_clone).transpose().map_err(Failure::at("make scratch"))?;
+        let cloned =
+            sys::clone3(flags as u64, self.tree.clone_target(group)).map_err(Failure::at("clone"))?;
         let (pid, pidfd) = match cloned {
             Cloned::Child => {
                 drop(go_write);
@@ -206,9 +215,9 @@ impl Cells {
             Cloned::Parent { pid, pidfd } => (pid, pidfd),
         };
         drop(report_write);
-        let admitted = self.admit(pid, flags, spec, group).and_then(|()| {
-            File::from(go_write).write_all(&[1]).map_err(Failure::at("let go"))
-        });
+        let admitted = self
+            .admit(pid, flags, spec, group)
+            .and_then(|()| File::from(go_write).write_all(&[1]).map_err(Failure::at("let go")));
         if let Err(failure) = admitted {
             // Without its byte the child ends by itself; the signal only hurries it. It is reaped by the main loop.
             let _ = sys::kill_by_pidfd(pidfd.as_fd());
@@ -416,7 +425,8 @@ fn make_scratch(bytes: u64, inodes: u64, owner: u32) -> io::Result<OwnedFd> {
 fn kill_tree(proc: &str, root: i32) {
     let mut stopped = std::collections::HashSet::new();
     for _ in 0..100 {
-        let fresh: Vec<i32> = inspect::descendants(proc, root).into_iter().filter(|pid| stopped.insert(*pid)).collect();
+        let fresh: Vec<i32> =
+            inspect::descendants(proc, root).into_iter().filter(|pid| stopped.insert(*pid)).collect();
         if fresh.is_empty() {
             break;
         }

@@ -46,6 +46,7 @@ impl Controller {
 struct Hierarchy {
     version: Version,
     controllers: Vec<Controller>,
+    base: OwnedFd,
     /// `MOUNT/casemate`
     top: OwnedFd,
     /// `MOUNT/casemate/RUN`
@@ -91,7 +92,8 @@ impl Tree {
 
     pub(crate) fn describe(&self) -> Cgroups {
         let has = |controller| self.with(controller).is_some();
-        let versions = |version| self.hierarchies.iter().any(|h| h.version == version && !h.controllers.is_empty());
+        let versions =
+            |version| self.hierarchies.iter().any(|h| h.version == version && !h.controllers.is_empty());
         let layout = match (versions(Version::V1), versions(Version::V2)) {
             (true, true) => "v1+v2",
             (true, false) if self.hierarchies.iter().any(|h| h.version == Version::V2) => "v1 hybrid",
@@ -99,7 +101,10 @@ impl Tree {
             (false, true) => "v2",
             (false, false) => "none",
         };
-        let v2_cpu = self.hierarchies.iter().any(|h| h.version == Version::V2 && h.controllers.contains(&Controller::Cpu));
+        let v2_cpu = self
+            .hierarchies
+            .iter()
+            .any(|h| h.version == Version::V2 && h.controllers.contains(&Controller::Cpu));
         Cgroups {
             layout: layout.into(),
             memory: has(Controller::Memory),
@@ -129,6 +134,10 @@ impl Tree {
                 }
             }
         }
+        #[cfg(feature = "weaken")]
+        if crate::weaken::without("cgroup-limits") {
+            return Ok(group);
+        }
         if let Err(error) = self.limit(&group, spec) {
             let _ = self.remove(&group);
             return Err(error);
@@ -139,7 +148,8 @@ impl Tree {
     /// The engine asks only for what [`Tree::describe`] offered; anything else is an error, never ignored.
     fn limit(&self, group: &Group, spec: &CellSpec) -> io::Result<()> {
         let place = |controller, what: &str| {
-            self.with(controller).ok_or_else(|| io::Error::other(format!("no cgroup controller can limit {what}")))
+            self.with(controller)
+                .ok_or_else(|| io::Error::other(format!("no cgroup controller can limit {what}")))
         };
         if let Some(bytes) = spec.memory_bytes {
             let (at, version) = place(Controller::Memory, "memory")?;
@@ -230,8 +240,14 @@ impl Tree {
 
     /// The limits as the kernel states them: evidence.
     pub(crate) fn observed(&self, group: &Group) -> Vec<(String, String)> {
-        const FILES: [&str; 6] =
-            ["memory.max", "memory.limit_in_bytes", "memory.oom.group", "pids.max", "cpu.max", "cpu.cfs_quota_us"];
+        const FILES: [&str; 6] = [
+            "memory.max",
+            "memory.limit_in_bytes",
+            "memory.oom.group",
+            "pids.max",
+            "cpu.max",
+            "cpu.cfs_quota_us",
+        ];
         let mut found = Vec::new();
         for dir in &group.dirs {
             for file in FILES {
@@ -255,6 +271,8 @@ impl Tree {
     pub(crate) fn close(&self) {
         for hierarchy in &self.hierarchies {
             let _ = remove_directory(hierarchy.top.as_fd(), &self.run);
+            // The last one out; another run's directory keeps it in place.
+            let _ = remove_directory(hierarchy.base.as_fd(), TOP);
         }
     }
 
@@ -268,7 +286,10 @@ impl Tree {
                 drain(group.as_fd())?;
                 remove_directory(dir.as_fd(), &cell)?;
             }
-            remove_directory(hierarchy.top.as_fd(), &name)?;
+            // Our own directory stays: this is how a new launcher clears up after one that died.
+            if name != self.run {
+                remove_directory(hierarchy.top.as_fd(), &name)?;
+            }
         }
         Ok(())
     }
@@ -339,15 +360,23 @@ fn open_hierarchy(
     if version == Version::V2 {
         enable(base.as_fd(), &controllers)?;
     }
-    let top = make_directory(base.as_fd(), TOP)?;
-    if version == Version::V2 {
-        enable(top.as_fd(), &controllers)?;
-    }
-    let run_dir = make_directory(top.as_fd(), run)?;
+    // Another run may remove the empty top between our two steps.
+    let mut attempts = 0;
+    let (top, run_dir) = loop {
+        let top = make_directory(base.as_fd(), TOP)?;
+        if version == Version::V2 {
+            enable(top.as_fd(), &controllers)?;
+        }
+        match make_directory(top.as_fd(), run) {
+            Ok(run_dir) => break (top, run_dir),
+            Err(error) if error.kind() == io::ErrorKind::NotFound && attempts < 100 => attempts += 1,
+            Err(error) => return Err(error),
+        }
+    };
     if version == Version::V2 {
         enable(run_dir.as_fd(), &controllers)?;
     }
-    Ok(Some(Hierarchy { version, controllers, top, run: run_dir }))
+    Ok(Some(Hierarchy { version, controllers, base, top, run: run_dir }))
 }
 
 /// Hands the controllers down to the children of `dir`.
@@ -408,7 +437,8 @@ fn subdirectories(dir: BorrowedFd<'_>) -> io::Result<Vec<String>> {
 fn write(dir: BorrowedFd<'_>, file: &str, value: &str) -> io::Result<()> {
     let fd = openat(dir, file, OFlags::WRONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW, Mode::empty())
         .map_err(|error| io::Error::other(format!("{file}: {error}")))?;
-    rustix::io::write(&fd, value.as_bytes()).map_err(|error| io::Error::other(format!("{file}={value}: {error}")))?;
+    rustix::io::write(&fd, value.as_bytes())
+        .map_err(|error| io::Error::other(format!("{file}={value}: {error}")))?;
     Ok(())
 }
 

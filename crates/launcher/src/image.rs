@@ -11,12 +11,12 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 
 use rustix::fs::{
-    AtFlags, CWD, Dir, FileType, Mode, OFlags, ResolveFlags, fstat, major, minor, mkdirat, openat, openat2, readlinkat,
-    statat, symlinkat,
+    AtFlags, CWD, Dir, FileType, Mode, OFlags, ResolveFlags, fstat, major, minor, mkdirat, openat, openat2,
+    readlinkat, statat, symlinkat,
 };
 use rustix::mount::{
-    FsMountFlags, FsOpenFlags, MountAttrFlags, MoveMountFlags, OpenTreeFlags, fsconfig_create, fsconfig_set_string,
-    fsmount, fsopen, move_mount, open_tree,
+    FsMountFlags, FsOpenFlags, MountAttrFlags, MoveMountFlags, OpenTreeFlags, fsconfig_create,
+    fsconfig_set_string, fsmount, fsopen, move_mount, open_tree,
 };
 
 use crate::home::{self, HOST, IMAGES, PROC};
@@ -27,18 +27,31 @@ const DEVICE: u64 = libc::MOUNT_ATTR_RDONLY | libc::MOUNT_ATTR_NOSUID | libc::MO
 
 /// The devices of a cell with the numbers they must have: a host (or image) that has something else under such a name
 /// is not one we run on (CVE-2025-31133).
-const DEVICES: [(&str, (u32, u32)); 6] =
-    [("null", (1, 3)), ("zero", (1, 5)), ("full", (1, 7)), ("random", (1, 8)), ("urandom", (1, 9)), ("tty", (5, 0))];
+const DEVICES: [(&str, (u32, u32)); 6] = [
+    ("null", (1, 3)),
+    ("zero", (1, 5)),
+    ("full", (1, 7)),
+    ("random", (1, 8)),
+    ("urandom", (1, 9)),
+    ("tty", (5, 0)),
+];
 
-const DEV_LINKS: [(&str, &str); 4] =
-    [("fd", "/proc/self/fd"), ("stdin", "/proc/self/fd/0"), ("stdout", "/proc/self/fd/1"), ("stderr", "/proc/self/fd/2")];
+const DEV_LINKS: [(&str, &str); 4] = [
+    ("fd", "/proc/self/fd"),
+    ("stdin", "/proc/self/fd/0"),
+    ("stdout", "/proc/self/fd/1"),
+    ("stderr", "/proc/self/fd/2"),
+];
 
 /// Top-level names that belong to the cell, whatever the image has there.
 const OURS: [&str; 6] = ["proc", "sys", "dev", "tmp", "work", "run"];
 
 /// The synthesised `/etc` of the `host` image: enough for name look-ups, nothing that tells about the host.
 const ETC: [(&str, &str); 6] = [
-    ("passwd", "root:x:0:0:root:/:/usr/sbin/nologin\ncell:x:1000:1000:cell:/work:/bin/sh\nnobody:x:65534:65534:nobody:/:/usr/sbin/nologin\n"),
+    (
+        "passwd",
+        "root:x:0:0:root:/:/usr/sbin/nologin\ncell:x:1000:1000:cell:/work:/bin/sh\nnobody:x:65534:65534:nobody:/:/usr/sbin/nologin\n",
+    ),
     ("group", "root:x:0:\ncell:x:1000:\nnogroup:x:65534:\n"),
     ("hosts", "127.0.0.1 localhost cell\n::1 localhost\n"),
     ("hostname", "cell\n"),
@@ -106,10 +119,14 @@ impl Images {
         }
         let path = self.next_path();
         build(&path, |tree| {
-            let listing = openat(&source, ".", OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
+            let listing =
+                openat(&source, ".", OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
             for entry in Dir::new(listing)? {
                 let entry = entry?;
-                let name = entry.file_name().to_str().map_err(|_| io::Error::from(io::ErrorKind::InvalidFilename))?;
+                let name = entry
+                    .file_name()
+                    .to_str()
+                    .map_err(|_| io::Error::from(io::ErrorKind::InvalidFilename))?;
                 if !matches!(name, "." | "..") && !OURS.contains(&name) {
                     adopt(source.as_fd(), name, tree)?;
                 }
@@ -132,6 +149,10 @@ fn build(path: &str, fill: impl FnOnce(BorrowedFd<'_>) -> io::Result<()>) -> io:
     let built = skeleton(path).and_then(|tree| {
         fill(tree.as_fd())?;
         // Last, so that the skeleton could be filled: its own mount becomes read-only too.
+        #[cfg(feature = "weaken")]
+        if crate::weaken::without("read-only") {
+            return Ok(());
+        }
         sys::mount_setattr(tree.as_fd(), c"", false, READ_ONLY, 0)
     });
     if let Err(error) = built {
@@ -186,7 +207,12 @@ fn adopt(from: BorrowedFd<'_>, name: &str, into: BorrowedFd<'_>) -> io::Result<(
     }
 }
 
-fn bind_device(from: BorrowedFd<'_>, name: &str, (maj, min): (u32, u32), into: BorrowedFd<'_>) -> io::Result<()> {
+fn bind_device(
+    from: BorrowedFd<'_>,
+    name: &str,
+    (maj, min): (u32, u32),
+    into: BorrowedFd<'_>,
+) -> io::Result<()> {
     let stat = statat(from, name, AtFlags::SYMLINK_NOFOLLOW)?;
     let is_it = FileType::from_raw_mode(stat.st_mode) == FileType::CharacterDevice
         && (major(stat.st_rdev), minor(stat.st_rdev)) == (maj, min);
@@ -198,6 +224,8 @@ fn bind_device(from: BorrowedFd<'_>, name: &str, (maj, min): (u32, u32), into: B
 }
 
 fn bind(from: BorrowedFd<'_>, name: &str, into: BorrowedFd<'_>, attributes: u64) -> io::Result<()> {
+    #[cfg(feature = "weaken")]
+    let attributes = if crate::weaken::without("read-only") { 0 } else { attributes };
     let flags = OpenTreeFlags::OPEN_TREE_CLONE
         | OpenTreeFlags::OPEN_TREE_CLOEXEC
         | OpenTreeFlags::AT_RECURSIVE
@@ -227,7 +255,12 @@ fn reopen_here(fd: BorrowedFd<'_>) -> io::Result<OwnedFd> {
 }
 
 fn open_directory(at: BorrowedFd<'_>, path: &str) -> io::Result<OwnedFd> {
-    Ok(openat(at, path, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC | OFlags::NOFOLLOW, Mode::empty())?)
+    Ok(openat(
+        at,
+        path,
+        OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC | OFlags::NOFOLLOW,
+        Mode::empty(),
+    )?)
 }
 
 fn write_file(at: BorrowedFd<'_>, name: &str, bytes: &[u8]) -> io::Result<()> {

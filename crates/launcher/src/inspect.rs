@@ -41,9 +41,12 @@ pub(crate) fn find(proc: &str, init: i32, inner: u32) -> io::Result<i32> {
 pub(crate) fn posture(proc: &str, pid: i32) -> io::Result<Posture> {
     let at = |file: &str| format!("{proc}/{pid}/{file}");
     let status = fs::read_to_string(at("status"))?;
-    let number = |key: &str| field(&status, key).and_then(|line| line.split_whitespace().next()?.parse().ok());
+    let number =
+        |key: &str| field(&status, key).and_then(|line| line.split_whitespace().next()?.parse().ok());
     let caps = |key: &str| {
-        field(&status, key).and_then(|text| u64::from_str_radix(text.trim(), 16).ok()).ok_or_else(|| missing(key))
+        field(&status, key)
+            .and_then(|text| u64::from_str_radix(text.trim(), 16).ok())
+            .ok_or_else(|| missing(key))
     };
     let (mut own, mut shared) = (Vec::new(), Vec::new());
     for name in NAMESPACES {
@@ -55,7 +58,11 @@ pub(crate) fn posture(proc: &str, pid: i32) -> io::Result<Posture> {
     Ok(Posture {
         uid: number("Uid").ok_or_else(|| missing("Uid"))?,
         gid: number("Gid").ok_or_else(|| missing("Gid"))?,
-        groups: field(&status, "Groups").unwrap_or_default().split_whitespace().flat_map(str::parse).collect(),
+        groups: field(&status, "Groups")
+            .unwrap_or_default()
+            .split_whitespace()
+            .flat_map(str::parse)
+            .collect(),
         cap_effective: caps("CapEff")?,
         cap_permitted: caps("CapPrm")?,
         cap_inheritable: caps("CapInh")?,
@@ -64,7 +71,11 @@ pub(crate) fn posture(proc: &str, pid: i32) -> io::Result<Posture> {
         no_new_privs: number("NoNewPrivs").ok_or_else(|| missing("NoNewPrivs"))? == 1,
         seccomp_mode: number("Seccomp").ok_or_else(|| missing("Seccomp"))?,
         seccomp_filters: number("Seccomp_filters").unwrap_or(0),
-        mounts: if own.iter().any(|name| name == "mnt") { mounts(&fs::read_to_string(at("mountinfo"))?) } else { Vec::new() },
+        mounts: if own.iter().any(|name| name == "mnt") {
+            mounts(&fs::read_to_string(at("mountinfo"))?)
+        } else {
+            Vec::new()
+        },
         own_namespaces: own,
         shared_namespaces: shared,
         rlimits: rlimits(&limits),

@@ -8,8 +8,8 @@ use std::time::Instant;
 use casemate_wire::launch::block_start;
 use rustix::fs::{CWD, Mode, OFlags};
 use rustix::mount::{
-    MountFlags, MountPropagationFlags, MoveMountFlags, UnmountFlags, mount, mount_bind, mount_bind_recursive, mount_change,
-    move_mount, unmount,
+    MountFlags, MountPropagationFlags, MoveMountFlags, UnmountFlags, mount, mount_bind, mount_bind_recursive,
+    mount_change, move_mount, unmount,
 };
 use rustix::process::{chdir, getcwd, setsid};
 
@@ -81,11 +81,17 @@ fn perform(op: Op, site: &mut Site<'_>) -> io::Result<()> {
         }
         Op::MountProc => {
             let flags = MountFlags::RDONLY | MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
+            #[cfg(feature = "weaken")]
+            let flags = if crate::weaken::without("read-only") { flags - MountFlags::RDONLY } else { flags };
             Ok(mount("proc", format!("{CELL}/proc"), "proc", flags, None)?)
         }
         // The cell's own null device, and a directory of the read-only skeleton that is always empty.
-        Op::MaskProc(Mask::File(path)) => Ok(mount_bind(format!("{CELL}/dev/null"), format!("{CELL}/proc/{path}"))?),
-        Op::MaskProc(Mask::Directory(path)) => Ok(mount_bind(format!("{CELL}/run"), format!("{CELL}/proc/{path}"))?),
+        Op::MaskProc(Mask::File(path)) => {
+            Ok(mount_bind(format!("{CELL}/dev/null"), format!("{CELL}/proc/{path}"))?)
+        }
+        Op::MaskProc(Mask::Directory(path)) => {
+            Ok(mount_bind(format!("{CELL}/run"), format!("{CELL}/proc/{path}"))?)
+        }
         Op::RaiseLoopback => sys::raise_loopback(),
         Op::SetHostname => Ok(rustix::system::sethostname(b"cell")?),
         Op::PivotRoot => {
@@ -97,7 +103,9 @@ fn perform(op: Op, site: &mut Site<'_>) -> io::Result<()> {
         }
         Op::CheckWorkingDirectory => match getcwd(Vec::new())?.as_bytes() {
             b"/" => Ok(()),
-            other => Err(io::Error::other(format!("working directory is {}", String::from_utf8_lossy(other)))),
+            other => {
+                Err(io::Error::other(format!("working directory is {}", String::from_utf8_lossy(other))))
+            }
         },
         Op::NewSession => Ok(setsid().map(drop)?),
         Op::NewKeyring => sys::join_new_keyring(),
@@ -112,7 +120,9 @@ fn perform(op: Op, site: &mut Site<'_>) -> io::Result<()> {
             sys::keep_capabilities(set, set)
         }
         // Taking a host uid still needs two of them; the change away from root clears both.
-        Op::KeepCapabilities(Capabilities::None) => sys::keep_capabilities(0, bits(&[caps::SETUID, caps::SETGID])),
+        Op::KeepCapabilities(Capabilities::None) => {
+            sys::keep_capabilities(0, bits(&[caps::SETUID, caps::SETGID]))
+        }
         Op::KeepCapabilities(Capabilities::NoneToDrop) => sys::clear_ambient_capabilities(),
         Op::DieWithLauncher => sys::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL as libc::c_ulong),
         Op::NoNewPrivileges => sys::prctl(libc::PR_SET_NO_NEW_PRIVS, 1),

@@ -74,6 +74,8 @@ fn arguments() -> io::Result<(RunId, Mode)> {
 }
 
 fn serve(run: RunId, mode: Mode) -> io::Result<()> {
+    #[cfg(feature = "weaken")]
+    weaken::load();
     let [control, guest] = sys::inherited()?;
     let events = sys::child_events()?;
     // Orphans of a cell without a PID namespace come to us, not to the host's init.
@@ -159,7 +161,9 @@ fn handle(cells: &mut Cells, request: Request, fds: &[OwnedFd]) -> Vec<Answer> {
                 Err(failure) => vec![failed(failure), Answer::Gone { cell: id }],
             };
         }
-        Op::Inspect { cell, pid } => cells.inspect(cell, pid).map(|posture| Answer::Inspected { id, posture }),
+        Op::Inspect { cell, pid } => {
+            cells.inspect(cell, pid).map(|posture| Answer::Inspected { id, posture })
+        }
         Op::Measure { cell } => cells.measure(cell).map(|counters| Answer::Measured { id, counters }),
         Op::Finish { cell } => cells.finish(cell).map(|counters| Answer::Finished { id, counters }),
         Op::Recover { run } => match cells.tree.recover(run) {
@@ -172,7 +176,8 @@ fn handle(cells: &mut Cells, request: Request, fds: &[OwnedFd]) -> Vec<Answer> {
 
 /// Indices of the descriptors that are readable or closed; empty after `patience`.
 fn wait<T>(sources: &[(BorrowedFd<'_>, T)], patience: Option<Duration>) -> io::Result<Vec<usize>> {
-    let mut polled: Vec<PollFd<'_>> = sources.iter().map(|(fd, _)| PollFd::from_borrowed_fd(*fd, PollFlags::IN)).collect();
+    let mut polled: Vec<PollFd<'_>> =
+        sources.iter().map(|(fd, _)| PollFd::from_borrowed_fd(*fd, PollFlags::IN)).collect();
     let timeout = patience.map(|p| Timespec { tv_sec: 0, tv_nsec: i64::from(p.subsec_nanos()) });
     match poll(&mut polled, timeout.as_ref()) {
         Ok(_) | Err(rustix::io::Errno::INTR) => {}

@@ -45,7 +45,13 @@ pub(crate) fn unshare(flags: libc::c_int) -> io::Result<()> {
 }
 
 /// Applies mount attributes to `path` (with everything below it if `recursive`).
-pub(crate) fn mount_setattr(dir: BorrowedFd<'_>, path: &CStr, recursive: bool, set: u64, clear: u64) -> io::Result<()> {
+pub(crate) fn mount_setattr(
+    dir: BorrowedFd<'_>,
+    path: &CStr,
+    recursive: bool,
+    set: u64,
+    clear: u64,
+) -> io::Result<()> {
     let attr = libc::mount_attr { attr_set: set, attr_clr: clear, propagation: 0, userns_fd: 0 };
     let mut flags = libc::AT_SYMLINK_NOFOLLOW;
     if path.is_empty() {
@@ -109,7 +115,8 @@ pub(crate) fn keep_capabilities(bounding: u64, permitted: u64) -> io::Result<()>
 
 pub(crate) fn clear_ambient_capabilities() -> io::Result<()> {
     // SAFETY: integers only.
-    check(unsafe { libc::prctl(libc::PR_CAP_AMBIENT, libc::PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0) }.into()).map(drop)
+    check(unsafe { libc::prctl(libc::PR_CAP_AMBIENT, libc::PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0) }.into())
+        .map(drop)
 }
 
 /// Permitted and effective become `set`, inheritable becomes empty.
@@ -137,7 +144,8 @@ pub(crate) fn install_filter(program: &[libc::sock_filter]) -> io::Result<()> {
     let program =
         libc::sock_fprog { len: program.len() as libc::c_ushort, filter: program.as_ptr().cast_mut() };
     // SAFETY: the kernel copies `len` instructions from `filter`, which outlives the call.
-    check(unsafe { libc::syscall(libc::SYS_seccomp, libc::SECCOMP_SET_MODE_FILTER, 0, &raw const program) }).map(drop)
+    check(unsafe { libc::syscall(libc::SYS_seccomp, libc::SECCOMP_SET_MODE_FILTER, 0, &raw const program) })
+        .map(drop)
 }
 
 pub(crate) fn join_new_keyring() -> io::Result<()> {
@@ -203,7 +211,8 @@ pub(crate) fn move_fd(source: RawFd, target: RawFd) -> io::Result<()> {
 /// Every descriptor from `first` on closes at exec.
 pub(crate) fn close_on_exec_from(first: u32) -> io::Result<()> {
     // SAFETY: flags only; descriptors stay valid until exec.
-    check(unsafe { libc::syscall(libc::SYS_close_range, first, u32::MAX, libc::CLOSE_RANGE_CLOEXEC) }).map(drop)
+    check(unsafe { libc::syscall(libc::SYS_close_range, first, u32::MAX, libc::CLOSE_RANGE_CLOEXEC) })
+        .map(drop)
 }
 
 /// Ends a child without running destructors or buffers that belong to the parent.
@@ -245,7 +254,13 @@ pub(crate) fn reap() -> Option<i32> {
 pub(crate) fn kill_by_pidfd(pidfd: BorrowedFd<'_>) -> io::Result<()> {
     // SAFETY: integers and a null siginfo.
     let result = unsafe {
-        libc::syscall(libc::SYS_pidfd_send_signal, pidfd.as_raw_fd(), libc::SIGKILL, std::ptr::null::<u8>(), 0)
+        libc::syscall(
+            libc::SYS_pidfd_send_signal,
+            pidfd.as_raw_fd(),
+            libc::SIGKILL,
+            std::ptr::null::<u8>(),
+            0,
+        )
     };
     check(result).map(drop)
 }
@@ -259,7 +274,8 @@ pub(crate) fn kill(pid: i32, signal: i32) -> io::Result<()> {
 pub(crate) fn landlock_abi() -> u32 {
     const LANDLOCK_CREATE_RULESET_VERSION: u32 = 1;
     // SAFETY: with a null attribute and this flag the call only returns a number.
-    let abi = unsafe { libc::syscall(libc::SYS_landlock_create_ruleset, 0, 0, LANDLOCK_CREATE_RULESET_VERSION) };
+    let abi =
+        unsafe { libc::syscall(libc::SYS_landlock_create_ruleset, 0, 0, LANDLOCK_CREATE_RULESET_VERSION) };
     u32::try_from(abi).unwrap_or(0)
 }
 

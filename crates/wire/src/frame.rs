@@ -104,7 +104,8 @@ impl Decoder {
     pub fn next_frame(&mut self) -> Result<Option<Frame<'_>>, FrameError> {
         let bytes = &self.buffer[self.start..self.end];
         let Some((header, rest)) = bytes.split_first_chunk::<HEADER>() else { return Ok(None) };
-        let word = |at: usize| u32::from_le_bytes([header[at], header[at + 1], header[at + 2], header[at + 3]]);
+        let word =
+            |at: usize| u32::from_le_bytes([header[at], header[at + 1], header[at + 2], header[at + 3]]);
         let (length, stream, kind) = (word(0), word(4), header[8]);
         if length as usize > MAX_PAYLOAD {
             return Err(FrameError::TooLong(length));
@@ -170,7 +171,8 @@ impl Default for ReceiveWindow {
 impl ReceiveWindow {
     /// Bytes have arrived. More than the window held is a violation.
     pub fn receive(&mut self, bytes: usize) -> Result<(), OverCredit> {
-        self.open = u32::try_from(bytes).ok().and_then(|bytes| self.open.checked_sub(bytes)).ok_or(OverCredit)?;
+        self.open =
+            u32::try_from(bytes).ok().and_then(|bytes| self.open.checked_sub(bytes)).ok_or(OverCredit)?;
         Ok(())
     }
     /// Bytes were consumed; returns credit to send once it is worth a frame.

@@ -29,22 +29,54 @@ pub enum ToGuest {
 /// Guest → engine.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ToHost {
-    Hello { version: u16 },
+    Hello {
+        version: u16,
+    },
     /// The process `pid` (as numbered inside the cell) is confined and waits before `execve`.
-    Held { exec: Id, pid: u32 },
+    Held {
+        exec: Id,
+        pid: u32,
+    },
     /// The process could not be started.
-    ExecFailed { exec: Id, step: String, errno: i32 },
+    ExecFailed {
+        exec: Id,
+        step: String,
+        errno: i32,
+    },
     /// The output limit is reached: what follows on both streams is read and dropped.
-    OutputCut { exec: Id },
+    OutputCut {
+        exec: Id,
+    },
     /// The process ended and what it had written was sent.
-    Exited { exec: Id, status: WaitStatus, usage: ProcessUsage, discarded: Discarded },
-    PutDone { id: Id },
+    Exited {
+        exec: Id,
+        status: WaitStatus,
+        usage: ProcessUsage,
+        discarded: Discarded,
+    },
+    PutDone {
+        id: Id,
+    },
     /// The next member of a tree being read; `path` is relative to the requested one, empty for itself.
-    GetEntry { id: Id, path: String, entry: Entry },
+    GetEntry {
+        id: Id,
+        path: String,
+        entry: Entry,
+    },
     /// A member that is neither file nor directory, or could not be read.
-    GetSkipped { id: Id, path: String, why: String },
-    GetDone { id: Id },
-    TransferFailed { id: Id, step: String, errno: i32 },
+    GetSkipped {
+        id: Id,
+        path: String,
+        why: String,
+    },
+    GetDone {
+        id: Id,
+    },
+    TransferFailed {
+        id: Id,
+        step: String,
+        errno: i32,
+    },
 }
 
 /// How the guest confines what it starts: the `process` wall's parameters.

@@ -107,15 +107,36 @@ pub enum Image {
 pub enum Answer {
     /// Sent unasked, first, with id 0.
     Hello(Hello),
-    Launched { id: u32, pid: u32, steps: Vec<(String, u32)> },
-    Inspected { id: u32, posture: Posture },
-    Measured { id: u32, counters: Counters },
-    Finished { id: u32, counters: Counters },
-    Recovered { id: u32 },
+    Launched {
+        id: u32,
+        pid: u32,
+        steps: Vec<(String, u32)>,
+    },
+    Inspected {
+        id: u32,
+        posture: Posture,
+    },
+    Measured {
+        id: u32,
+        counters: Counters,
+    },
+    Finished {
+        id: u32,
+        counters: Counters,
+    },
+    Recovered {
+        id: u32,
+    },
     /// A request failed. After a failed launch, too, [`Answer::Gone`] follows when nothing is left.
-    Failed { id: u32, step: String, message: String },
+    Failed {
+        id: u32,
+        step: String,
+        message: String,
+    },
     /// A cell is completely gone: processes, mounts, cgroups.
-    Gone { cell: CellId },
+    Gone {
+        cell: CellId,
+    },
 }
 
 /// What this launcher can do on this host, found out at start.

@@ -24,7 +24,10 @@ pub struct Malformed {
 }
 
 /// Decodes one message and rejects trailing bytes: two readings of the same bytes must not exist.
-pub(crate) fn decode<'a, T: serde::Deserialize<'a>>(what: &'static str, bytes: &'a [u8]) -> Result<T, Malformed> {
+pub(crate) fn decode<'a, T: serde::Deserialize<'a>>(
+    what: &'static str,
+    bytes: &'a [u8],
+) -> Result<T, Malformed> {
     match postcard::take_from_bytes(bytes) {
         Ok((value, [])) => Ok(value),
         Ok(_) => Err(Malformed { what, source: postcard::Error::SerdeDeCustom }),

@@ -12,7 +12,8 @@ use tokio::io::unix::AsyncFd;
 
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 use rustix::net::{
-    AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, SocketType, sendmsg, socketpair,
+    AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, SocketType, sendmsg,
+    socketpair,
 };
 
 /// Puts a program into memory that nobody can write to any more, not even its own process (CVE-2019-5736).
@@ -109,10 +110,3 @@ pub(crate) enum Lock {
     Take,
     Release,
 }
-
-/// The descriptors beyond the standard ones that this process holds: for tests that look for leaks.
-#[doc(hidden)]
-pub fn open_descriptors() -> usize {
-    std::fs::read_dir("/proc/self/fd").map_or(0, Iterator::count)
-}
-

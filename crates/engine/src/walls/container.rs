@@ -31,7 +31,11 @@ const EXPECTED: Expected = Expected {
 };
 
 impl Wall for Container {
-    fn start<'a>(&'a self, plan: &'a Plan, image: Option<BorrowedFd<'a>>) -> Later<'a, Result<Cell, WallError>> {
+    fn start<'a>(
+        &'a self,
+        plan: &'a Plan,
+        image: Option<BorrowedFd<'a>>,
+    ) -> Later<'a, Result<Cell, WallError>> {
         Box::pin(async move {
             let block = self.home.id_block().map_err(|e| WallError(format!("cannot assign ids: {e}")))?;
             let bound = |kind| plan.limits().get(kind).map_or(0, |bound| bound.value);
@@ -51,7 +55,9 @@ impl Wall for Container {
             let (channel, control) =
                 native::launch(&self.launcher, spec, image, Kept { block, scratch: None })?;
             let mut landlock = vec![rule("/", Access::ReadExecute, Presence::Required)];
-            landlock.extend(EXPECTED.writable.iter().map(|path| rule(*path, Access::ReadWrite, Presence::Required)));
+            landlock.extend(
+                EXPECTED.writable.iter().map(|path| rule(*path, Access::ReadWrite, Presence::Required)),
+            );
             landlock.extend(device_rules());
             let config = Config {
                 version: PROTOCOL_VERSION,

@@ -21,7 +21,8 @@ pub(super) fn launch(
     image: Option<BorrowedFd<'_>>,
     kept: Kept,
 ) -> Result<(Channel, Box<dyn Control>), WallError> {
-    let (ours, theirs) = channel_pair().map_err(|error| WallError(format!("cannot make a channel: {error}")))?;
+    let (ours, theirs) =
+        channel_pair().map_err(|error| WallError(format!("cannot make a channel: {error}")))?;
     let mut fds = vec![theirs.as_fd()];
     fds.extend(image);
     let launching = launcher.launch(spec, &fds, kept);

@@ -26,9 +26,8 @@ pub(crate) struct Process {
 }
 
 /// What a program needs to start: libraries and interpreters. Links among these lead into `/usr`.
-const READABLE: [&str; 9] = [
-    "/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/etc/alternatives", "/etc/ld.so.cache",
-];
+const READABLE: [&str; 9] =
+    ["/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/etc/alternatives", "/etc/ld.so.cache"];
 
 impl Process {
     pub(crate) fn new(agents: Agents, home: Arc<Home>) -> Process {
@@ -40,13 +39,18 @@ impl Process {
     }
 
     async fn launcher(&self) -> Result<&Launcher, WallError> {
-        let start = || Launcher::start(&self.agents, self.home.run, Serves::Process, self.home.shared_locks());
+        let start =
+            || Launcher::start(&self.agents, self.home.run, Serves::Process, self.home.shared_locks());
         Ok(self.launcher.get_or_try_init(start).await?)
     }
 }
 
 impl Wall for Process {
-    fn start<'a>(&'a self, plan: &'a Plan, _image: Option<BorrowedFd<'a>>) -> Later<'a, Result<Cell, WallError>> {
+    fn start<'a>(
+        &'a self,
+        plan: &'a Plan,
+        _image: Option<BorrowedFd<'a>>,
+    ) -> Later<'a, Result<Cell, WallError>> {
         Box::pin(async move {
             let launcher = self.launcher().await?;
             let block = self.home.id_block().map_err(|e| WallError(format!("cannot assign ids: {e}")))?;
@@ -63,7 +67,9 @@ impl Wall for Process {
                 native::launch(launcher, spec, None, Kept { block, scratch: Some(scratch) })?;
             let mut landlock: Vec<_> =
                 READABLE.iter().map(|path| rule(*path, Access::ReadExecute, Presence::Optional)).collect();
-            landlock.extend([&places.work, &places.tmp].map(|path| rule(path, Access::ReadWrite, Presence::Required)));
+            landlock.extend(
+                [&places.work, &places.tmp].map(|path| rule(path, Access::ReadWrite, Presence::Required)),
+            );
             landlock.extend(device_rules());
             let config = Config {
                 version: PROTOCOL_VERSION,

@@ -300,7 +300,10 @@ static void judge_addresses(const char *path) {
         escaped("%s shows addresses", path);
         break;
     }
-    held("%s was looked through", path);
+    if (file)
+        held("%s was looked through", path);
+    else
+        judge(path, -1, ERRNOS(ENOENT, EACCES, EPERM), NONE);
     if (file) fclose(file);
 }
 

@@ -362,13 +362,17 @@ fn open_hierarchy(
     }
     // Another run may remove the empty top between our two steps.
     let mut attempts = 0;
-    let (top, run_dir) = loop {
+    let make = || {
         let top = make_directory(base.as_fd(), TOP)?;
         if version == Version::V2 {
             enable(top.as_fd(), &controllers)?;
         }
-        match make_directory(top.as_fd(), run) {
-            Ok(run_dir) => break (top, run_dir),
+        let run_dir = make_directory(top.as_fd(), run)?;
+        Ok((top, run_dir))
+    };
+    let (top, run_dir) = loop {
+        match make() {
+            Ok(made) => break made,
             Err(error) if error.kind() == io::ErrorKind::NotFound && attempts < 100 => attempts += 1,
             Err(error) => return Err(error),
         }

@@ -362,7 +362,7 @@ fn open_hierarchy(
     }
     // Another run may remove the empty top between our two steps.
     let mut attempts = 0;
-    let make = || {
+    let make = || -> io::Result<(OwnedFd, OwnedFd)> {
         let top = make_directory(base.as_fd(), TOP)?;
         if version == Version::V2 {
             enable(top.as_fd(), &controllers)?;

@@ -19,6 +19,7 @@ use rustix::mount::{
     FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsconfig_set_string, fsmount, fsopen,
 };
 use rustix::pipe::{PipeFlags, pipe_with};
+use rustix::process::{getegid, geteuid};
 
 use crate::cgroup::{Group, Tree};
 use crate::image::Images;
@@ -115,7 +116,7 @@ impl Cells {
         };
         let scratch = match spec.wall {
             Wall::Container { disk_bytes, inodes, .. } => {
-                let owner = spec.id_block.map_or(0, |block| block_start(block) + PAYLOAD_ID);
+                let owner = spec.id_block.map(|block| block_start(block) + PAYLOAD_ID);
                 Some(make_scratch(disk_bytes, inodes, owner).map_err(Failure::at("make scratch"))?)
             }
             Wall::Process => None,
@@ -232,12 +233,13 @@ impl Cells {
     fn admit(&self, pid: i32, flags: i32, spec: &CellSpec, group: &Group) -> Result<(), Failure> {
         let proc = self.mode.proc();
         if flags & libc::CLONE_NEWUSER != 0 {
-            let map = match spec.id_block {
-                Some(block) => format!("0 {} {ID_BLOCK_SIZE}", block_start(block)),
-                None => format!("{PAYLOAD_ID} 0 1"),
-            };
-            for file in ["uid_map", "gid_map"] {
-                fs::write(format!("{proc}/{pid}/{file}"), &map).map_err(Failure::at("map ids"))?;
+            let (uid, gid) = (geteuid().as_raw(), getegid().as_raw());
+            for (file, own) in [("uid_map", uid), ("gid_map", gid)] {
+                let map = match spec.id_block {
+                    Some(block) => format!("0 {} {ID_BLOCK_SIZE}", block_start(block)),
+                    None => format!("{PAYLOAD_ID} {own} 1"),
+                };
+                fs::write(format!("{proc}/{pid}/{file}"), map).map_err(Failure::at("map ids"))?;
             }
         }
         self.tree.attach(group, pid).map_err(Failure::at("enter cgroup"))?;
@@ -395,8 +397,9 @@ fn parse_report(report: &[u8], ops: &[Op]) -> Result<Vec<(String, u32)>, Failure
     }
 }
 
-/// A tmpfs that holds every writable byte of a cell. Detached: it has no path anywhere.
-fn make_scratch(bytes: u64, inodes: u64, owner: u32) -> io::Result<OwnedFd> {
+/// A tmpfs that holds every writable byte of a cell. Detached: it has no path anywhere. Without `owner` it is the
+/// launcher's own id that the payload has.
+fn make_scratch(bytes: u64, inodes: u64, owner: Option<u32>) -> io::Result<OwnedFd> {
     let context = fsopen("tmpfs", FsOpenFlags::FSOPEN_CLOEXEC)?;
     let options = [
         ("source", "scratch".to_owned()),
@@ -414,7 +417,9 @@ fn make_scratch(bytes: u64, inodes: u64, owner: u32) -> io::Result<OwnedFd> {
         let (name, _) = dir.paths();
         let mode = if dir == ScratchDir::Work { 0o755 } else { 0o1777 };
         mkdirat(&scratch, name, Mode::from_raw_mode(0o700))?;
-        chownat(&scratch, name, Some(Uid::from_raw(owner)), Some(Gid::from_raw(owner)), AtFlags::empty())?;
+        if let Some(owner) = owner {
+            chownat(&scratch, name, Some(Uid::from_raw(owner)), Some(Gid::from_raw(owner)), AtFlags::empty())?;
+        }
         chmodat(&scratch, name, Mode::from_raw_mode(mode), AtFlags::empty())?;
     }
     Ok(scratch)

@@ -1,4 +1,4 @@
-//! Control groups on v2, v1 and mixtures of both: one group per cell and hierarchy, under `casemate/RUN/CELL`.
+//! Control groups on v2, v1 and mixtures of both: one group per cell and hierarchy, under `casemate/LAUNCHER/CELL`.
 //!
 //! Found out once at start; whatever is not usable is reported, and the engine refuses limits that would need it.
 //! Groups sit at the top of each hierarchy (as other container engines do), so that a later process can find what a killed one left.
@@ -49,15 +49,30 @@ struct Hierarchy {
     base: OwnedFd,
     /// `MOUNT/casemate`
     top: OwnedFd,
-    /// `MOUNT/casemate/RUN`
+    /// `MOUNT/casemate/LAUNCHER`
     run: OwnedFd,
 }
 
 /// The hierarchies in which this launcher makes groups.
 pub(crate) struct Tree {
     hierarchies: Vec<Hierarchy>,
-    run: String,
+    owner: Owner,
+    own: String,
     missing: Option<String>,
+}
+
+/// Whose groups these are: a run of the engine has one launcher per wall, and another one after each that died.
+#[derive(Clone, Copy)]
+pub(crate) struct Owner {
+    pub(crate) run: RunId,
+    pub(crate) wall: &'static str,
+    pub(crate) generation: u32,
+}
+
+impl Owner {
+    fn directory(self) -> String {
+        format!("{}.{}.{}", self.run, self.wall, self.generation)
+    }
 }
 
 /// The groups of one cell.
@@ -68,8 +83,8 @@ pub(crate) struct Group {
 
 impl Tree {
     /// Must run while the host's own mount tree is still in place.
-    pub(crate) fn open(run: RunId, root: bool) -> Tree {
-        let mut tree = Tree { hierarchies: Vec::new(), run: run.to_string(), missing: None };
+    pub(crate) fn open(owner: Owner, root: bool) -> Tree {
+        let mut tree = Tree { hierarchies: Vec::new(), own: owner.directory(), owner, missing: None };
         let candidates = match find_mounts() {
             Ok(candidates) => candidates,
             Err(error) => {
@@ -78,7 +93,7 @@ impl Tree {
             }
         };
         for (version, mount, controllers) in candidates {
-            match open_hierarchy(version, &mount, controllers, &tree.run, root) {
+            match open_hierarchy(version, &mount, controllers, &tree.own, root) {
                 Ok(Some(hierarchy)) => tree.hierarchies.push(hierarchy),
                 Ok(None) => {}
                 Err(error) => tree.missing = Some(format!("{}: {error}", mount.display())),
@@ -270,24 +285,28 @@ impl Tree {
     /// Removes this run's own directories: the last thing a launcher does.
     pub(crate) fn close(&self) {
         for hierarchy in &self.hierarchies {
-            let _ = remove_directory(hierarchy.top.as_fd(), &self.run);
+            let _ = remove_directory(hierarchy.top.as_fd(), &self.own);
             // The last one out; another run's directory keeps it in place.
             let _ = remove_directory(hierarchy.base.as_fd(), TOP);
         }
     }
 
-    /// Kills and removes everything that a dead run left.
+    /// Kills and removes everything that a dead run left; of our own run, what earlier launchers for this wall left.
     pub(crate) fn recover(&self, run: RunId) -> io::Result<()> {
-        let name = run.to_string();
+        let prefix = match run == self.owner.run {
+            true => format!("{run}.{}.", self.owner.wall),
+            false => format!("{run}."),
+        };
         for hierarchy in &self.hierarchies {
-            let Ok(dir) = open_directory(hierarchy.top.as_fd(), &name) else { continue };
-            for cell in subdirectories(dir.as_fd())? {
-                let group = open_directory(dir.as_fd(), &cell)?;
-                drain(group.as_fd())?;
-                remove_directory(dir.as_fd(), &cell)?;
-            }
-            // Our own directory stays: this is how a new launcher clears up after one that died.
-            if name != self.run {
+            for name in subdirectories(hierarchy.top.as_fd())? {
+                if !name.starts_with(&prefix) || name == self.own {
+                    continue;
+                }
+                let dir = open_directory(hierarchy.top.as_fd(), &name)?;
+                for cell in subdirectories(dir.as_fd())? {
+                    drain(open_directory(dir.as_fd(), &cell)?.as_fd())?;
+                    remove_directory(dir.as_fd(), &cell)?;
+                }
                 remove_directory(hierarchy.top.as_fd(), &name)?;
             }
         }

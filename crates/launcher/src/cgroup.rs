@@ -58,6 +58,7 @@ pub(crate) struct Tree {
     hierarchies: Vec<Hierarchy>,
     owner: Owner,
     own: String,
+    made: u32,
     missing: Option<String>,
 }
 
@@ -84,7 +85,7 @@ pub(crate) struct Group {
 impl Tree {
     /// Must run while the host's own mount tree is still in place.
     pub(crate) fn open(owner: Owner, root: bool) -> Tree {
-        let mut tree = Tree { hierarchies: Vec::new(), own: owner.directory(), owner, missing: None };
+        let mut tree = Tree { hierarchies: Vec::new(), own: owner.directory(), owner, made: 0, missing: None };
         let candidates = match find_mounts() {
             Ok(candidates) => candidates,
             Err(error) => {
@@ -137,9 +138,10 @@ impl Tree {
         Some((at, self.hierarchies[at].version))
     }
 
-    /// Makes the groups of a cell and sets its limits. Nothing is in them yet.
-    pub(crate) fn create(&self, cell: u32, spec: &CellSpec) -> io::Result<Group> {
-        let mut group = Group { name: cell.to_string(), dirs: Vec::with_capacity(self.hierarchies.len()) };
+    /// Makes the groups of a cell. Nothing is in them yet, and nothing limited.
+    pub(crate) fn create(&mut self) -> io::Result<Group> {
+        self.made += 1;
+        let mut group = Group { name: self.made.to_string(), dirs: Vec::with_capacity(self.hierarchies.len()) };
         for hierarchy in &self.hierarchies {
             match make_directory(hierarchy.run.as_fd(), &group.name) {
                 Ok(dir) => group.dirs.push(dir),
@@ -149,19 +151,15 @@ impl Tree {
                 }
             }
         }
-        #[cfg(feature = "weaken")]
-        if crate::weaken::without("cgroup-limits") {
-            return Ok(group);
-        }
-        if let Err(error) = self.limit(&group, spec) {
-            let _ = self.remove(&group);
-            return Err(error);
-        }
         Ok(group)
     }
 
     /// The engine asks only for what [`Tree::describe`] offered; anything else is an error, never ignored.
-    fn limit(&self, group: &Group, spec: &CellSpec) -> io::Result<()> {
+    pub(crate) fn limit(&self, group: &Group, spec: &CellSpec) -> io::Result<()> {
+        #[cfg(feature = "weaken")]
+        if crate::weaken::without("cgroup-limits") {
+            return Ok(());
+        }
         let place = |controller, what: &str| {
             self.with(controller)
                 .ok_or_else(|| io::Error::other(format!("no cgroup controller can limit {what}")))

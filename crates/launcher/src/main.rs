@@ -86,6 +86,7 @@ fn serve(owner: Owner, mode: Mode) -> io::Result<()> {
     // Orphans of a cell without a PID namespace come to us, not to the host's init.
     sys::prctl(libc::PR_SET_CHILD_SUBREAPER, 1)?;
     let root = rustix::process::geteuid().is_root();
+    let host = inspect::Namespaces::of("/proc", "self")?;
     let tree = cgroup::Tree::open(owner, root);
     let container = match mode {
         Mode::Container => home::enter(root),
@@ -100,7 +101,10 @@ fn serve(owner: Owner, mode: Mode) -> io::Result<()> {
         cgroups: tree.describe(),
     };
     answer(control.as_fd(), &Answer::Hello(hello))?;
-    let mut cells = Cells::new(mode, root, tree, guest);
+    let mut cells = Cells::new(mode, root, tree, guest, host);
+    if container.is_ok() {
+        cells.build_ahead()?;
+    }
     let served = run_loop(&mut cells, control.as_fd(), events.as_fd());
     cells.doom_all();
     let deadline = Instant::now() + LAST_SWEEP;
@@ -145,6 +149,8 @@ fn run_loop(cells: &mut Cells, control: BorrowedFd<'_>, events: BorrowedFd<'_>) 
                     for message in handle(cells, request, &fds) {
                         answer(control, &message)?;
                     }
+                    drop(fds);
+                    cells.build_ahead()?;
                 }
                 None => return Ok(()),
             }

@@ -9,14 +9,15 @@ use std::thread;
 use std::time::Duration;
 
 use casemate_engine::{Chunk, Stream};
-use rustix::event::{PollFd, PollFlags, poll};
-use tokio::sync::{mpsc, oneshot, watch};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use tokio::sync::{Semaphore, SemaphorePermit, mpsc, oneshot, watch};
 use tokio::task::JoinHandle;
 
 use crate::render::terminal::Escaper;
 
-/// Chunks in flight. A full channel slows the guest down.
-const CHUNKS: usize = 16;
+/// Bytes that may wait for our reader; more slows the guest down. Several times the default limit on output, so that
+/// an execution seldom has to wait for a reader to be over and recorded.
+const AHEAD: usize = 8 << 20;
 /// After a kill, a reader that takes nothing for this long is not waited for.
 const PATIENCE: Duration = Duration::from_secs(2);
 
@@ -54,21 +55,23 @@ pub(crate) enum Wait {
 /// Starts the thread, within a runtime. When the output can no longer be written, `cancel` becomes true.
 pub(crate) fn start(mode: Mode, cancel: watch::Sender<bool>) -> (mpsc::Sender<Chunk>, Output) {
     let (sender, mut from_engine) = mpsc::channel(1);
-    let (to_thread, receiver) = mpsc::channel(CHUNKS);
+    let (to_thread, receiver) = mpsc::unbounded_channel();
+    let room = Arc::new(Semaphore::new(AHEAD));
     let (finished, done) = oneshot::channel();
     let progress = Arc::new(AtomicU64::new(0));
-    let counter = Arc::clone(&progress);
+    let (counter, freed) = (Arc::clone(&progress), Arc::clone(&room));
     thread::spawn(move || {
         let written = match mode {
-            Mode::Stream => stream(receiver, &counter, &cancel).map(|()| Collected::default()),
-            Mode::Collect(max) => Ok(collect(receiver, max)),
+            Mode::Stream => stream(receiver, &freed, &counter, &cancel).map(|()| Collected::default()),
+            Mode::Collect(max) => Ok(collect(receiver, &freed, max)),
         };
         let _ = finished.send(written);
     });
     // The thread may be stuck in a write. What stands between it and the engine can be taken away all the same.
     let relay = tokio::spawn(async move {
         while let Some(chunk) = from_engine.recv().await {
-            if to_thread.send(chunk).await.is_err() {
+            let taken = room.acquire_many(weight(&chunk)).await.map(SemaphorePermit::forget);
+            if taken.is_err() || to_thread.send(chunk).is_err() {
                 return;
             }
         }
@@ -108,9 +111,15 @@ impl Output {
     }
 }
 
-fn collect(mut receiver: mpsc::Receiver<Chunk>, max: u64) -> Collected {
+fn weight(chunk: &Chunk) -> u32 {
+    chunk.bytes.len().min(AHEAD) as u32
+}
+
+fn collect(mut receiver: mpsc::UnboundedReceiver<Chunk>, room: &Semaphore, max: u64) -> Collected {
     let mut collected = Collected::default();
-    while let Some(Chunk { stream, bytes }) = receiver.blocking_recv() {
+    while let Some(chunk) = receiver.blocking_recv() {
+        room.add_permits(weight(&chunk) as usize);
+        let Chunk { stream, bytes } = chunk;
         let kept = match stream {
             Stream::Stdout => &mut collected.stdout,
             Stream::Stderr => &mut collected.stderr,
@@ -123,24 +132,25 @@ fn collect(mut receiver: mpsc::Receiver<Chunk>, max: u64) -> Collected {
 
 /// Writes chunks as they come. After an error the rest is received and dropped: the engine must not wait for us.
 fn stream(
-    mut receiver: mpsc::Receiver<Chunk>,
+    mut receiver: mpsc::UnboundedReceiver<Chunk>,
+    room: &Semaphore,
     progress: &AtomicU64,
     cancel: &watch::Sender<bool>,
 ) -> io::Result<()> {
     let mut stdout = Writer::new(io::stdout());
     let mut stderr = Writer::new(io::stderr());
     let mut result = Ok(());
-    while let Some(Chunk { stream, bytes }) = receiver.blocking_recv() {
-        if result.is_err() {
-            continue;
+    while let Some(chunk) = receiver.blocking_recv() {
+        if result.is_ok() {
+            result = match chunk.stream {
+                Stream::Stdout => stdout.write(&chunk.bytes, progress),
+                Stream::Stderr => stderr.write(&chunk.bytes, progress),
+            };
+            if result.is_err() {
+                let _ = cancel.send(true);
+            }
         }
-        result = match stream {
-            Stream::Stdout => stdout.write(&bytes, progress),
-            Stream::Stderr => stderr.write(&bytes, progress),
-        };
-        if result.is_err() {
-            let _ = cancel.send(true);
-        }
+        room.add_permits(weight(&chunk) as usize);
     }
     result?;
     stdout.finish(progress)?;
@@ -195,6 +205,12 @@ impl<W: Write + AsFd + IsTerminal> Writer<W> {
 /// Blocks until the stream is ready; an error shows at the next read or write.
 pub(crate) fn wait_for(stream: impl AsFd, ready: PollFlags) {
     let _ = poll(&mut [PollFd::new(&stream, ready)], None);
+}
+
+/// Whether a few words can be written right now.
+pub(crate) fn is_writable(stream: impl AsFd) -> bool {
+    let mut stream = [PollFd::new(&stream, PollFlags::OUT)];
+    poll(&mut stream, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
 }
 
 #[cfg(test)]

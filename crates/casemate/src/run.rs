@@ -128,8 +128,13 @@ async fn finish(ran: Ran, args: &RunArgs, signals: &mut Signals) -> Result<u8, F
         // A limit that ended the run is the better answer, even if the reader went away as well.
         Some(Err(e)) if e.kind() == ErrorKind::BrokenPipe && ended_by_limit(status) => Collected::default(),
         Some(Err(e)) => return Err(e.into()),
-        // Nobody reads what we write, so there is nothing to add either.
-        None => return Ok(exit::of_status(status)),
+        // Nobody reads the output. Words about the run are for whoever still reads standard error.
+        None => {
+            if output::is_writable(std::io::stderr()) {
+                explain_end(&executed);
+            }
+            return Ok(exit::of_status(status));
+        }
     };
     terminal::remark(remarks);
     let code = match executed.evidence_error {

@@ -121,14 +121,17 @@ impl Launcher {
     ) -> Result<Launcher, LauncherError> {
         let start = || -> io::Result<(OwnedFd, Child)> {
             let (ours, theirs) = sys::packet_pair()?;
-            let (program, guest) = (agents.launcher()?, agents.guest()?);
             let mode = match serves {
                 Serves::Container => "container",
                 Serves::Process => "process",
             };
-            let mut passed = vec![theirs.as_fd(), guest.as_fd()];
+            let mut passed = vec![theirs.as_fd()];
             passed.extend(kept);
-            let child = sys::spawn(&program, &[&run.to_string(), mode, &generation.to_string()], &passed)?;
+            let arguments = [&run.to_string(), mode, &generation.to_string()];
+            let child = sys::spawn(&agents.launcher()?, &arguments, &passed)?;
+            // The guest is copied while the launcher sets itself up.
+            let packet = Request { id: 0, op: Op::Guest }.encode();
+            sys::send_packet(ours.as_fd(), &packet, &[agents.guest()?.as_fd()])?;
             rustix::io::ioctl_fionbio(&ours, true)?;
             Ok((ours, child))
         };

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU32;
 
 use casemate_core::limits::Limits;
 use casemate_core::outcome::{Outcome, Refusal, Status};
@@ -10,12 +11,12 @@ use casemate_core::policy::{self, Policy};
 use casemate_core::request::{ImageRef, Request, Stdin};
 use casemate_core::route::{self, Choice, Profile};
 use casemate_core::stack::Wall as WallName;
-use casemate_wire::launch::Privilege;
+use casemate_wire::launch::{Hello, Privilege};
 
 use crate::agents::Agents;
 use crate::home::{Home, HomeError};
 use crate::io::Io;
-use crate::launcher::{Launcher, LauncherError, Serves};
+use crate::launcher::{Keeper, LauncherError, Serves};
 use crate::program::Programs;
 use crate::record::Record;
 use crate::recorder::{Receipt, Store, StoreError};
@@ -49,6 +50,7 @@ pub struct Engine {
     store: Arc<Store>,
     run: String,
     home: Arc<Home>,
+    hello: Hello,
     container: Container,
     process: Process,
     programs: Programs,
@@ -116,8 +118,8 @@ impl Engine {
         let dir = home;
         let home = Arc::new(Home::open(&dir)?);
         // The launcher sets itself up while the store is opened.
-        let launcher = Launcher::start(&agents, home.run, Serves::Container, home.shared_locks());
-        let (launcher, store) = tokio::join!(launcher, async { Store::open(&dir, durability) });
+        let keeper = Keeper::new(agents.clone(), home.clone(), Serves::Container);
+        let (launcher, store) = tokio::join!(keeper.launcher(), async { Store::open(&dir, durability) });
         let (launcher, store) = (launcher?, store?);
         for dead in home.dead_runs()? {
             launcher.recover(dead.run).await?;
@@ -130,8 +132,13 @@ impl Engine {
             profiles,
             store: Arc::new(store),
             run: home.run.to_string(),
-            container: Container { launcher, home: home.clone() },
-            process: Process::new(agents, home.clone()),
+            hello: launcher.hello().clone(),
+            container: Container { keeper, home: home.clone() },
+            process: Process {
+                keeper: Keeper::new(agents, home.clone(), Serves::Process),
+                home: home.clone(),
+                made: AtomicU32::new(0),
+            },
             programs: Programs::new(&dir),
             home,
             check,
@@ -145,7 +152,7 @@ impl Engine {
 
     /// Facts about this host that decide what can be enforced.
     pub fn facts(&self) -> Vec<(String, String)> {
-        let hello = self.container.launcher.hello();
+        let hello = &self.hello;
         let privilege = match hello.privilege {
             Privilege::Root => "root",
             Privilege::Rootless => "rootless",
@@ -218,16 +225,12 @@ impl Engine {
     }
 
     /// Waits until every cell is gone and every record durable, then leaves the home.
-    pub async fn shutdown(mut self) -> Result<(), OpenError> {
+    pub async fn shutdown(self) -> Result<(), OpenError> {
         let synced = self.store.sync();
-        if let Some(launcher) = self.process.take_launcher() {
-            launcher.shutdown().await;
-        }
         let Engine { container, process, home, .. } = self;
-        drop(process);
-        let Container { launcher, home: other } = container;
-        launcher.shutdown().await;
-        drop(other);
+        process.keeper.shutdown().await;
+        container.keeper.shutdown().await;
+        drop((process.home, container.home));
         if let Some(home) = Arc::into_inner(home) {
             home.close();
         }

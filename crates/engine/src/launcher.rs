@@ -13,7 +13,7 @@ use tokio::io::unix::AsyncFd;
 use tokio::sync::{Notify, oneshot};
 
 use crate::agents::Agents;
-use crate::home::{IdBlock, Scratch};
+use crate::home::{Home, IdBlock, Scratch};
 use crate::sys;
 
 #[derive(Debug, thiserror::Error)]
@@ -33,6 +33,43 @@ pub(crate) enum LauncherError {
 pub(crate) enum Serves {
     Container,
     Process,
+}
+
+/// Keeps a launcher for one wall: starts it when it is first needed, and another one when it has died.
+pub(crate) struct Keeper {
+    agents: Agents,
+    home: Arc<Home>,
+    serves: Serves,
+    current: tokio::sync::Mutex<(Option<Launcher>, u32)>,
+}
+
+impl Keeper {
+    pub(crate) fn new(agents: Agents, home: Arc<Home>, serves: Serves) -> Keeper {
+        Keeper { agents, home, serves, current: Default::default() }
+    }
+
+    pub(crate) async fn launcher(&self) -> Result<Launcher, LauncherError> {
+        let mut current = self.current.lock().await;
+        let (launcher, generation) = &mut *current;
+        if let Some(launcher) = launcher.as_ref().filter(|launcher| !launcher.is_dead()) {
+            return Ok(launcher.clone());
+        }
+        let fresh =
+            Launcher::start(&self.agents, self.home.run, self.serves, *generation, self.home.shared_locks()).await?;
+        if *generation > 0 {
+            fresh.recover(self.home.run).await?;
+        }
+        *generation += 1;
+        *launcher = Some(fresh.clone());
+        Ok(fresh)
+    }
+
+    /// Ends the launcher, after its cells are gone.
+    pub(crate) async fn shutdown(self) {
+        if let (Some(launcher), _) = self.current.into_inner() {
+            launcher.shutdown().await;
+        }
+    }
 }
 
 /// A running launcher. Dropping the last handle closes its socket, upon which it kills its cells and ends.
@@ -69,6 +106,7 @@ impl Launcher {
         agents: &Agents,
         run: RunId,
         serves: Serves,
+        generation: u32,
         kept: Vec<BorrowedFd<'_>>,
     ) -> Result<Launcher, LauncherError> {
         let start = || -> io::Result<(OwnedFd, Child)> {
@@ -80,7 +118,7 @@ impl Launcher {
             };
             let mut passed = vec![theirs.as_fd(), guest.as_fd()];
             passed.extend(kept);
-            let child = sys::spawn(&program, &[&run.to_string(), mode], &passed)?;
+            let child = sys::spawn(&program, &[&run.to_string(), mode, &generation.to_string()], &passed)?;
             rustix::io::ioctl_fionbio(&ours, true)?;
             Ok((ours, child))
         };
@@ -94,6 +132,10 @@ impl Launcher {
         let state = Arc::new(State::default());
         let reader = tokio::spawn(read_answers(socket.clone(), state.clone())).abort_handle();
         Ok(Launcher(Arc::new(Shared { socket, hello, state, child: Mutex::new(child), reader })))
+    }
+
+    fn is_dead(&self) -> bool {
+        lock(&self.0.state.table).dead
     }
 
     pub(crate) fn hello(&self) -> &Hello {

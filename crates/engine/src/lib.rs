@@ -17,6 +17,7 @@ mod sys;
 mod transfer;
 mod wall;
 mod walls;
+mod watch;
 
 pub use agents::Agents;
 pub use execute::{Config, Durability, Engine, Executed, Explanation, OpenError};

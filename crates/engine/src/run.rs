@@ -1,6 +1,5 @@
 //! One execution in one cell: start, put files, hold, look at it, let go, listen, measure, get files, destroy.
 
-use std::collections::VecDeque;
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
@@ -8,30 +7,24 @@ use casemate_core::limits::LimitKind;
 use casemate_core::outcome::{Cause, LimitHit, Refusal, Status, Usage};
 use casemate_core::plan::Plan;
 use casemate_core::request::{CodeSource, Language, Workload};
-use casemate_wire::frame::{Body, ReceiveWindow, SendWindow};
-use casemate_wire::guest::{Config, Discarded, Exec, ProcessUsage, ToGuest, ToHost, WaitStatus};
-use casemate_wire::launch::{Counters, Posture};
+use casemate_wire::guest::{Config, Exec, ToGuest, ToHost};
+use casemate_wire::launch::Posture;
 use sha2::{Digest, Sha256};
-use tokio::io::AsyncReadExt;
-use tokio::time::{sleep_until, timeout};
+use tokio::time::timeout;
 
 use crate::guest::{Channel, ChannelError, Event};
-use crate::io::{Chunk, Io, Stream};
+use crate::io::Io;
 use crate::transfer;
 use crate::wall::{Cell, Places, Wall, WallError};
+use crate::watch::Watch;
 
 /// How long a cell may take from the request to a held payload. A launch takes milliseconds.
 const SETUP_LIMIT: Duration = Duration::from_secs(30);
-/// How long a killed cell's last words are waited for.
-const LAST_WORDS: Duration = Duration::from_millis(250);
-/// Counters are read often at first, when most limits are hit, then at a steady pace.
-const FIRST_LOOK: Duration = Duration::from_millis(5);
-const STEADY_LOOK: Duration = Duration::from_millis(40);
 
-const EXEC: u32 = 1;
-const STDIN: u32 = 1;
-const STDOUT: u32 = 2;
-const STDERR: u32 = 3;
+pub(crate) const EXEC: u32 = 1;
+pub(crate) const STDIN: u32 = 1;
+pub(crate) const STDOUT: u32 = 2;
+pub(crate) const STDERR: u32 = 3;
 
 /// What is known about an execution from outside when it is over.
 #[derive(Default)]
@@ -196,7 +189,7 @@ async fn held(channel: &mut Channel) -> Result<u32, Trouble> {
 }
 
 /// What the guest could not start, in the caller's terms.
-fn exec_failed(step: &str, errno: i32) -> Trouble {
+pub(crate) fn exec_failed(step: &str, errno: i32) -> Trouble {
     let error = std::io::Error::from_raw_os_error(errno);
     match (step, errno) {
         ("exec", libc::ENOENT) => Trouble::Refused(Refusal::new(
@@ -277,343 +270,7 @@ fn code_file(plan: &Plan) -> Option<(String, Vec<u8>)> {
     }
 }
 
-fn killed(plan: &Plan, cause: Cause, peak: Option<u64>) -> Status {
+pub(crate) fn killed(plan: &Plan, cause: Cause, peak: Option<u64>) -> Status {
     let limit = cause.limit_kind().and_then(|kind| plan.limits().get(kind)).map(|bound| bound.value);
     Status::Killed { cause, limit, peak }
-}
-
-/// How the payload's time in the cell came to an end.
-enum Ended {
-    ByItself(WaitStatus, ProcessUsage, Discarded),
-    /// To be killed, for this reason.
-    Limit(Cause),
-    /// The cell has vanished.
-    Vanished,
-}
-
-/// Follows a running payload: moves its streams, reads its counters, decides when it has to go.
-struct Watch<'a> {
-    plan: &'a Plan,
-    io: &'a mut Io,
-    ran: &'a mut Ran,
-    started: Instant,
-    peaks: Counters,
-    input: Input,
-    outputs: [Output; 2],
-    /// Output that the receiver has not taken yet; bounded by the streams' windows.
-    pending: VecDeque<Chunk>,
-    received: u64,
-    cut: bool,
-}
-
-struct Input {
-    window: SendWindow,
-    digest: Sha256,
-    open: bool,
-    any: bool,
-}
-
-struct Output {
-    stream: u32,
-    kind: Stream,
-    window: ReceiveWindow,
-    digest: Sha256,
-}
-
-impl<'a> Watch<'a> {
-    fn new(plan: &'a Plan, io: &'a mut Io, ran: &'a mut Ran) -> Watch<'a> {
-        let output =
-            |stream, kind| Output { stream, kind, window: ReceiveWindow::default(), digest: Sha256::new() };
-        let open = io.stdin.is_some();
-        Watch {
-            plan,
-            io,
-            ran,
-            started: Instant::now(),
-            peaks: Counters::default(),
-            input: Input { window: SendWindow::default(), digest: Sha256::new(), open, any: open },
-            outputs: [output(STDOUT, Stream::Stdout), output(STDERR, Stream::Stderr)],
-            pending: VecDeque::new(),
-            received: 0,
-            cut: false,
-        }
-    }
-
-    fn limit(&self, kind: LimitKind) -> Option<u64> {
-        let bound = self.plan.limits().get(kind)?;
-        (!self.plan.unbounded().contains(&kind)).then_some(bound.value)
-    }
-
-    /// Until the payload ends or has to be ended.
-    async fn follow(&mut self, cell: &mut Cell) -> Result<Ended, Trouble> {
-        let wall_time = Duration::from_millis(self.limit(LimitKind::WallTime).unwrap_or(u64::MAX / 2));
-        let deadline =
-            tokio::time::Instant::from_std(self.started) + wall_time.min(Duration::from_secs(1 << 30));
-        let mut pace = FIRST_LOOK;
-        let mut look = tokio::time::Instant::now() + pace;
-        let mut cancel = self.io.cancel.take();
-        let mut stdin = self.io.stdin.take();
-        let output = self.io.output.clone();
-        let mut chunk = vec![0; 32 * 1024];
-        loop {
-            let room = self.input.window.available().min(chunk.len());
-            let listening = !self.pending.is_empty();
-            tokio::select! {
-                biased;
-                () = sleep_until(deadline) => return Ok(Ended::Limit(Cause::WallTime)),
-                () = cancelled(&mut cancel) => return Ok(Ended::Limit(Cause::Cancelled)),
-                event = cell.channel.next() => {
-                    if let Some(ended) = self.handle(event?)? {
-                        return Ok(ended);
-                    }
-                }
-                permit = reserve(output.as_ref()), if listening => self.deliver(permit, &mut cell.channel),
-                read = read_some(&mut stdin, &mut chunk[..room]), if self.input.open && room > 0 => {
-                    self.feed(read, &chunk, &mut cell.channel);
-                }
-                () = sleep_until(look) => {
-                    let counters = cell.control.measure().await?;
-                    if let Some(cause) = self.judge(&counters) {
-                        return Ok(Ended::Limit(cause));
-                    }
-                    pace = (pace * 2).min(STEADY_LOOK);
-                    look = tokio::time::Instant::now() + pace;
-                }
-            }
-        }
-    }
-
-    fn handle(&mut self, event: Event) -> Result<Option<Ended>, Trouble> {
-        match event {
-            Event::Data { stream, bytes } => self.receive(stream, bytes)?,
-            Event::Credit { stream: STDIN, bytes } => {
-                self.input.window.refund(bytes).map_err(ChannelError::from)?
-            }
-            // A stream that the payload closed; its end is told by the exit.
-            Event::End { stream: STDOUT | STDERR } => {}
-            Event::Message(ToHost::OutputCut { exec: EXEC }) => self.cut = true,
-            Event::Message(ToHost::Exited { exec: EXEC, status, usage, discarded }) => {
-                return Ok(Some(Ended::ByItself(status, usage, discarded)));
-            }
-            Event::Message(ToHost::ExecFailed { exec: EXEC, step, errno }) => {
-                return Err(exec_failed(&step, errno));
-            }
-            Event::Closed => return Ok(Some(Ended::Vanished)),
-            _ => return Err(ChannelError::Order("unexpected frame from a running payload").into()),
-        }
-        Ok(None)
-    }
-
-    fn receive(&mut self, stream: u32, bytes: Vec<u8>) -> Result<(), Trouble> {
-        let limit = self.plan.limits().get(LimitKind::Output).map_or(0, |bound| bound.value);
-        let Some(output) = self.outputs.iter_mut().find(|output| output.stream == stream) else {
-            return Err(ChannelError::Order("data on a stream that does not exist").into());
-        };
-        output.window.receive(bytes.len()).map_err(ChannelError::from)?;
-        self.received += bytes.len() as u64;
-        if self.received > limit {
-            return Err(ChannelError::Order("more output than the limit allows").into());
-        }
-        output.digest.update(&bytes);
-        self.pending.push_back(Chunk { stream: output.kind, bytes });
-        Ok(())
-    }
-
-    /// Hands the oldest pending chunk over; only then may the payload send more.
-    fn deliver(&mut self, permit: Permit<'_>, channel: &mut Channel) {
-        let Some(chunk) = self.pending.pop_front() else { return };
-        let (kind, length) = (chunk.stream, chunk.bytes.len());
-        if let Permit::Listener(permit) = permit {
-            permit.send(chunk);
-        }
-        if let Some(output) = self.outputs.iter_mut().find(|output| output.kind == kind)
-            && let Some(credit) = output.window.consume(length)
-        {
-            channel.send(output.stream, Body::Credit(credit));
-        }
-    }
-
-    fn feed(&mut self, read: std::io::Result<usize>, chunk: &[u8], channel: &mut Channel) {
-        match read {
-            Ok(n) if n > 0 => {
-                self.input.digest.update(&chunk[..n]);
-                self.input.window.spend(n);
-                channel.send(STDIN, Body::Data(&chunk[..n]));
-            }
-            // A source that fails is a source that ends.
-            _ => {
-                self.input.open = false;
-                channel.send(STDIN, Body::End);
-            }
-        }
-    }
-
-    /// Remembers peaks and says whether a limit that kills was passed.
-    fn judge(&mut self, now: &Counters) -> Option<Cause> {
-        let peaks = &mut self.peaks;
-        peaks.cpu_micros = peaks.cpu_micros.max(now.cpu_micros);
-        peaks.memory_peak_bytes = peaks.memory_peak_bytes.max(now.memory_peak_bytes);
-        peaks.oom_kills = peaks.oom_kills.max(now.oom_kills);
-        peaks.pids_peak = peaks.pids_peak.max(now.pids_peak).max(now.pids);
-        peaks.pids_denied = peaks.pids_denied.max(now.pids_denied);
-        peaks.disk_bytes = peaks.disk_bytes.max(now.disk_bytes);
-        peaks.inodes = peaks.inodes.max(now.inodes);
-        peaks.open_files = peaks.open_files.max(now.open_files);
-        if self.peaks.oom_kills.is_some_and(|kills| kills > 0) {
-            return Some(Cause::Memory);
-        }
-        let cpu_limit = self.limit(LimitKind::CpuTime)?;
-        (self.peaks.cpu_micros? > cpu_limit * 1000).then_some(Cause::CpuTime)
-    }
-
-    /// Ends the cell and draws the balance.
-    async fn close(mut self, cell: &mut Cell, ended: Result<Ended, Trouble>) -> Result<Status, Trouble> {
-        self.ran.usage.wall = Some(self.started.elapsed());
-        self.ran.timings.mark("run");
-        let outgoing = match &ended {
-            Ok(Ended::ByItself(..)) => transfer::get(cell, self.plan, self.io, self.ran).await,
-            _ => Ok(()),
-        };
-        let counters = cell.control.finish().await;
-        if let Ok(Ended::Limit(_)) = &ended {
-            self.last_words(&mut cell.channel).await;
-        }
-        self.flush_pending(&mut cell.channel).await;
-        let counters = counters?;
-        let verdict = self.judge(&counters);
-        let status = match ended? {
-            Ended::Limit(cause) => killed(self.plan, cause, self.peak_of(cause)),
-            _ if self.peaks.oom_kills.is_some_and(|kills| kills > 0) => {
-                killed(self.plan, Cause::Memory, self.peak_of(Cause::Memory))
-            }
-            Ended::ByItself(status, usage, discarded) => {
-                self.ran.stdout_truncated = discarded.stdout > 0;
-                self.ran.stderr_truncated = discarded.stderr > 0;
-                self.received += discarded.stdout + discarded.stderr;
-                self.cut |= discarded.stdout + discarded.stderr > 0;
-                self.ran.usage.cpu = Some(Duration::from_micros(usage.cpu_micros));
-                self.ran.usage.memory_peak = Some(usage.max_rss_bytes);
-                match (verdict, status) {
-                    // It ended just as the limit was passed.
-                    (Some(cause @ Cause::CpuTime), _) => killed(self.plan, cause, self.peak_of(cause)),
-                    (_, WaitStatus::Exited(code)) => Status::Exited { code: code.into() },
-                    (_, WaitStatus::Signaled(signal)) => Status::Signaled { signal: signal.into() },
-                }
-            }
-            Ended::Vanished => return Err(Trouble::Failed("the cell ended unexpectedly".into())),
-        };
-        if matches!(status, Status::Killed { .. }) && self.cut {
-            (self.ran.stdout_truncated, self.ran.stderr_truncated) = (true, true);
-        }
-        self.balance();
-        outgoing?;
-        Ok(status)
-    }
-
-    fn peak_of(&self, cause: Cause) -> Option<u64> {
-        match cause {
-            Cause::WallTime => self.ran.usage.wall.map(|wall| wall.as_millis() as u64),
-            Cause::CpuTime => self.peaks.cpu_micros.map(|micros| micros / 1000),
-            Cause::Memory => self.peaks.memory_peak_bytes,
-            _ => None,
-        }
-    }
-
-    /// Usage and the limits that made calls fail.
-    fn balance(&mut self) {
-        let usage = &mut self.ran.usage;
-        usage.cpu = self.peaks.cpu_micros.map(Duration::from_micros).or(usage.cpu);
-        usage.memory_peak = self.peaks.memory_peak_bytes.or(usage.memory_peak);
-        usage.disk_bytes = self.peaks.disk_bytes;
-        usage.pids_peak = self.peaks.pids_peak;
-        let page = 4096;
-        let denied = self.peaks.pids_denied.is_some_and(|times| times > 0);
-        let reached = [
-            (LimitKind::Pids, self.peaks.pids_peak, if denied { u64::MAX } else { 0 }),
-            // The last page may stay free when a block of several did not fit.
-            (LimitKind::Disk, self.peaks.disk_bytes, page),
-            (LimitKind::Inodes, self.peaks.inodes, 0),
-            (LimitKind::OpenFiles, self.peaks.open_files, 0),
-            (LimitKind::Output, Some(self.received), if self.cut { u64::MAX } else { 0 }),
-        ];
-        for (kind, peak, slack) in reached {
-            let Some((limit, peak)) = self.limit(kind).zip(peak) else { continue };
-            let hit = match kind {
-                // Output exactly at the limit was not cut, and with a cgroup a full house is not yet a refusal.
-                LimitKind::Output => self.cut,
-                LimitKind::Pids if self.peaks.pids_denied.is_some() => denied,
-                _ => peak.saturating_add(slack) >= limit,
-            };
-            if hit {
-                self.ran.limits_hit.push(LimitHit { kind, limit, peak: Some(peak) });
-            }
-        }
-        if self.input.any {
-            self.ran.digests.add("stdin", std::mem::take(&mut self.input.digest));
-        }
-        for (output, name) in self.outputs.iter_mut().zip(["stdout", "stderr"]) {
-            self.ran.digests.add(name, std::mem::take(&mut output.digest));
-        }
-    }
-
-    /// What a killed cell had sent before it died.
-    async fn last_words(&mut self, channel: &mut Channel) {
-        let listen = async {
-            while let Ok(event) = channel.next().await {
-                match event {
-                    Event::Data { stream, bytes } => {
-                        if self.receive(stream, bytes).is_err() {
-                            break;
-                        }
-                    }
-                    Event::Message(ToHost::OutputCut { .. }) => self.cut = true,
-                    Event::Closed => break,
-                    _ => {}
-                }
-            }
-        };
-        let _ = timeout(LAST_WORDS, listen).await;
-    }
-
-    /// The cell is gone; the receiver takes the time it needs.
-    async fn flush_pending(&mut self, channel: &mut Channel) {
-        while !self.pending.is_empty() {
-            let output = self.io.output.clone();
-            let permit = reserve(output.as_ref()).await;
-            self.deliver(permit, channel);
-        }
-    }
-}
-
-enum Permit<'a> {
-    Listener(tokio::sync::mpsc::Permit<'a, Chunk>),
-    /// Nobody listens, or nobody does any more.
-    Nobody,
-}
-
-async fn reserve(output: Option<&tokio::sync::mpsc::Sender<Chunk>>) -> Permit<'_> {
-    match output {
-        Some(sender) => sender.reserve().await.map_or(Permit::Nobody, Permit::Listener),
-        None => Permit::Nobody,
-    }
-}
-
-async fn read_some(
-    stdin: &mut Option<Box<dyn tokio::io::AsyncRead + Send + Unpin>>,
-    space: &mut [u8],
-) -> std::io::Result<usize> {
-    match stdin {
-        Some(stdin) => stdin.read(space).await,
-        None => Ok(0),
-    }
-}
-
-/// Completes when the caller wants the execution to end.
-async fn cancelled(cancel: &mut Option<tokio::sync::watch::Receiver<bool>>) {
-    if let Some(receiver) = cancel
-        && receiver.wait_for(|wanted| *wanted).await.is_ok()
-    {
-        return;
-    }
-    std::future::pending().await
 }

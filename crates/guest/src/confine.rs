@@ -80,6 +80,12 @@ impl Confinement {
         Ok(())
     }
 
+    /// Without namespaces and privileges, the launcher can read the posture only of a process that lets itself be
+    /// looked at. Landlock keeps other payloads from doing so.
+    pub(crate) fn show_posture(&self) -> io::Result<()> {
+        if self.scoped { sys::prctl(libc::PR_SET_DUMPABLE, 1) } else { Ok(()) }
+    }
+
     fn restrict_files(&self) -> io::Result<()> {
         let status = self.ruleset(kernel_abi()?)?.restrict_self().map_err(io::Error::other)?;
         match status.ruleset {

@@ -344,9 +344,11 @@ fn child(
         for (fd, target) in stdio.into_iter().zip(0..) {
             sys::move_fd(fd, target).map_err(step("standard streams"))?;
         }
-        sys::close_on_exec_from(3).map_err(step("close descriptors"))?;
+        // Nothing of the guest stays open here, least of all its channel.
+        let [report, hold] = sys::only_these([report, hold]).map_err(step("close descriptors"))?;
         let strings = exec_strings(exec).map_err(step("arguments"))?;
         confinement.apply()?;
+        confinement.show_posture().map_err(step("show posture"))?;
         // As the payload: it must be allowed to be there.
         rustix::process::chdir(&*exec.cwd)
             .map_err(|e| Step { name: "working directory", error: e.into() })?;

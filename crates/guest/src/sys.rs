@@ -156,11 +156,21 @@ pub(crate) fn move_fd(source: BorrowedFd<'_>, target: RawFd) -> io::Result<()> {
     check(unsafe { libc::dup3(source.as_raw_fd(), target, 0) }.into()).map(drop)
 }
 
-/// Every descriptor from `first` on closes at exec.
-pub(crate) fn close_on_exec_from(first: u32) -> io::Result<()> {
-    // SAFETY: flags only; descriptors stay valid until exec.
-    check(unsafe { libc::syscall(libc::SYS_close_range, first, u32::MAX, libc::CLOSE_RANGE_CLOEXEC) })
-        .map(drop)
+/// Closes everything beyond the standard streams but these, which move to 3 and 4 and close at exec.
+///
+/// They are above 4 before: the guest's channel and child events, opened first, have those numbers.
+pub(crate) fn only_these(kept: [BorrowedFd<'_>; 2]) -> io::Result<[BorrowedFd<'static>; 2]> {
+    for (target, fd) in (3..).zip(kept) {
+        if fd.as_raw_fd() <= 4 {
+            return Err(io::Error::from_raw_os_error(libc::EBADF));
+        }
+        // SAFETY: this forked child gives up the channel and the child events, whose numbers these are.
+        check(unsafe { libc::dup3(fd.as_raw_fd(), target, libc::O_CLOEXEC) }.into())?;
+    }
+    // SAFETY: nothing that this child still uses is above 4.
+    check(unsafe { libc::syscall(libc::SYS_close_range, 5, u32::MAX, 0) })?;
+    // SAFETY: both were opened just now and stay open until exec or exit.
+    Ok(unsafe { [BorrowedFd::borrow_raw(3), BorrowedFd::borrow_raw(4)] })
 }
 
 pub(crate) fn exec(program: &CString, argv: &[CString], env: &[CString]) -> io::Error {

@@ -19,20 +19,20 @@ use rustix::mount::{
     FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsconfig_set_string, fsmount, fsopen,
 };
 use rustix::pipe::{PipeFlags, pipe_with};
+use rustix::process::{getegid, geteuid};
 
 use crate::cgroup::{Group, Tree};
 use crate::image::Images;
+use crate::inspect::Namespaces;
 use crate::interpret::{self, Site};
 use crate::recipe::{self, Mask, Op, PAYLOAD_ID, ScratchDir};
 use crate::sys::{self, Cloned};
 use crate::{Mode as LauncherMode, inspect};
 
-const CONTAINER_NAMESPACES: i32 = libc::CLONE_NEWUSER
-    | libc::CLONE_NEWNS
-    | libc::CLONE_NEWPID
-    | libc::CLONE_NEWNET
-    | libc::CLONE_NEWIPC
-    | libc::CLONE_NEWUTS;
+/// The network namespace is not among them: it takes as long to make as all the others together, so the launcher
+/// makes the next one ahead (see [`Cells::build_ahead`]).
+const CONTAINER_NAMESPACES: i32 =
+    libc::CLONE_NEWUSER | libc::CLONE_NEWNS | libc::CLONE_NEWPID | libc::CLONE_NEWIPC | libc::CLONE_NEWUTS;
 
 /// Scheduling weight of a cell when the *host* runs out of memory: cells go first.
 const OOM_SCORE_ADJ: &str = "1000";
@@ -49,6 +49,17 @@ pub(crate) struct Cells {
     masks: Vec<Mask>,
     images: Images,
     live: BTreeMap<CellId, Cell>,
+    /// The host's namespaces, for comparison.
+    host: Namespaces,
+    ahead: Ahead,
+}
+
+/// Parts of the next cell that do not depend on what it will be. Used by one cell only, like everything else.
+#[derive(Default)]
+struct Ahead {
+    /// The launcher itself sits in a network namespace that nothing else was ever in.
+    network: bool,
+    group: Option<Group>,
 }
 
 struct Cell {
@@ -83,7 +94,7 @@ impl Failure {
 }
 
 impl Cells {
-    pub(crate) fn new(mode: LauncherMode, root: bool, tree: Tree, guest: OwnedFd) -> Cells {
+    pub(crate) fn new(mode: LauncherMode, root: bool, tree: Tree, guest: OwnedFd, host: Namespaces) -> Cells {
         let exists = |mask: &&Mask| {
             let (Mask::File(path) | Mask::Directory(path)) = mask;
             fs::symlink_metadata(format!("{}/{path}", mode.proc())).is_ok()
@@ -93,6 +104,8 @@ impl Cells {
             filter: casemate_filter::program(casemate_filter::Program::Guest),
             images: Images::default(),
             live: BTreeMap::new(),
+            host,
+            ahead: Ahead::default(),
             mode,
             root,
             tree,
@@ -115,14 +128,24 @@ impl Cells {
         };
         let scratch = match spec.wall {
             Wall::Container { disk_bytes, inodes, .. } => {
-                let owner = spec.id_block.map_or(0, |block| block_start(block) + PAYLOAD_ID);
+                let owner = spec.id_block.map(|block| block_start(block) + PAYLOAD_ID);
                 Some(make_scratch(disk_bytes, inodes, owner).map_err(Failure::at("make scratch"))?)
             }
             Wall::Process => None,
         };
-        let group = self.tree.create(cell, spec).map_err(Failure::at("make cgroup"))?;
+        self.build_ahead().map_err(Failure::at("network namespace"))?;
+        let group = match self.ahead.group.take() {
+            Some(group) => group,
+            None => self.tree.create().map_err(Failure::at("make cgroup"))?,
+        };
+        if let Err(error) = self.tree.limit(&group, spec) {
+            let _ = self.tree.remove(&group);
+            return Err(Failure::at("set limits")(error));
+        }
         let (flags, ops) = self.recipe(spec);
         let started = self.start(flags, &ops, spec, &group, image, scratch.as_ref(), channel);
+        // From here on the network namespace is the cell's, and ours must be another one.
+        self.ahead.network = false;
         match started {
             Ok((pid, pidfd, report)) => {
                 let state = State::Starting { report, received: Vec::new(), ops };
@@ -135,6 +158,27 @@ impl Cells {
                 Err(failure)
             }
         }
+    }
+
+    /// Makes what the next cell will need anyway, while the last one is busy starting.
+    pub(crate) fn build_ahead(&mut self) -> io::Result<()> {
+        if self.mode == LauncherMode::Process {
+            return Ok(());
+        }
+        #[cfg(feature = "weaken")]
+        if crate::weaken::without("net-namespace") {
+            return Ok(());
+        }
+        if !self.ahead.network {
+            sys::unshare(libc::CLONE_NEWNET)?;
+            // The only interface. Nothing routes out of it.
+            sys::raise_loopback()?;
+            self.ahead.network = true;
+        }
+        if self.ahead.group.is_none() {
+            self.ahead.group = self.tree.create().ok();
+        }
+        Ok(())
     }
 
     fn recipe(&self, spec: &CellSpec) -> (i32, Vec<Op>) {
@@ -232,12 +276,13 @@ impl Cells {
     fn admit(&self, pid: i32, flags: i32, spec: &CellSpec, group: &Group) -> Result<(), Failure> {
         let proc = self.mode.proc();
         if flags & libc::CLONE_NEWUSER != 0 {
-            let map = match spec.id_block {
-                Some(block) => format!("0 {} {ID_BLOCK_SIZE}", block_start(block)),
-                None => format!("{PAYLOAD_ID} 0 1"),
-            };
-            for file in ["uid_map", "gid_map"] {
-                fs::write(format!("{proc}/{pid}/{file}"), &map).map_err(Failure::at("map ids"))?;
+            let (uid, gid) = (geteuid().as_raw(), getegid().as_raw());
+            for (file, own) in [("uid_map", uid), ("gid_map", gid)] {
+                let map = match spec.id_block {
+                    Some(block) => format!("0 {} {ID_BLOCK_SIZE}", block_start(block)),
+                    None => format!("{PAYLOAD_ID} {own} 1"),
+                };
+                fs::write(format!("{proc}/{pid}/{file}"), map).map_err(Failure::at("map ids"))?;
             }
         }
         self.tree.attach(group, pid).map_err(Failure::at("enter cgroup"))?;
@@ -282,7 +327,7 @@ impl Cells {
         let cell = self.get(cell)?;
         let proc = self.mode.proc();
         let pid = inspect::find(proc, cell.pid, inner).map_err(Failure::at("find payload"))?;
-        let mut posture = inspect::posture(proc, pid).map_err(Failure::at("read posture"))?;
+        let mut posture = inspect::posture(proc, pid, &self.host).map_err(Failure::at("read posture"))?;
         posture.cgroup = self.tree.observed(&cell.group);
         Ok(posture)
     }
@@ -334,6 +379,9 @@ impl Cells {
     }
 
     pub(crate) fn doom_all(&mut self) {
+        if let Some(group) = self.ahead.group.take() {
+            let _ = self.tree.remove(&group);
+        }
         for id in self.live.keys().copied().collect::<Vec<_>>() {
             self.doom(id);
         }
@@ -395,8 +443,9 @@ fn parse_report(report: &[u8], ops: &[Op]) -> Result<Vec<(String, u32)>, Failure
     }
 }
 
-/// A tmpfs that holds every writable byte of a cell. Detached: it has no path anywhere.
-fn make_scratch(bytes: u64, inodes: u64, owner: u32) -> io::Result<OwnedFd> {
+/// A tmpfs that holds every writable byte of a cell. Detached: it has no path anywhere. Without `owner` it is the
+/// launcher's own id that the payload has.
+fn make_scratch(bytes: u64, inodes: u64, owner: Option<u32>) -> io::Result<OwnedFd> {
     let context = fsopen("tmpfs", FsOpenFlags::FSOPEN_CLOEXEC)?;
     let options = [
         ("source", "scratch".to_owned()),
@@ -414,7 +463,9 @@ fn make_scratch(bytes: u64, inodes: u64, owner: u32) -> io::Result<OwnedFd> {
         let (name, _) = dir.paths();
         let mode = if dir == ScratchDir::Work { 0o755 } else { 0o1777 };
         mkdirat(&scratch, name, Mode::from_raw_mode(0o700))?;
-        chownat(&scratch, name, Some(Uid::from_raw(owner)), Some(Gid::from_raw(owner)), AtFlags::empty())?;
+        if let Some(owner) = owner {
+            chownat(&scratch, name, Some(Uid::from_raw(owner)), Some(Gid::from_raw(owner)), AtFlags::empty())?;
+        }
         chmodat(&scratch, name, Mode::from_raw_mode(mode), AtFlags::empty())?;
     }
     Ok(scratch)

@@ -1,4 +1,4 @@
-//! Control groups on v2, v1 and mixtures of both: one group per cell and hierarchy, under `casemate/RUN/CELL`.
+//! Control groups on v2, v1 and mixtures of both: one group per cell and hierarchy, under `casemate/LAUNCHER/CELL`.
 //!
 //! Found out once at start; whatever is not usable is reported, and the engine refuses limits that would need it.
 //! Groups sit at the top of each hierarchy (as other container engines do), so that a later process can find what a killed one left.
@@ -49,15 +49,31 @@ struct Hierarchy {
     base: OwnedFd,
     /// `MOUNT/casemate`
     top: OwnedFd,
-    /// `MOUNT/casemate/RUN`
+    /// `MOUNT/casemate/LAUNCHER`
     run: OwnedFd,
 }
 
 /// The hierarchies in which this launcher makes groups.
 pub(crate) struct Tree {
     hierarchies: Vec<Hierarchy>,
-    run: String,
+    owner: Owner,
+    own: String,
+    made: u32,
     missing: Option<String>,
+}
+
+/// Whose groups these are: a run of the engine has one launcher per wall, and another one after each that died.
+#[derive(Clone, Copy)]
+pub(crate) struct Owner {
+    pub(crate) run: RunId,
+    pub(crate) wall: &'static str,
+    pub(crate) generation: u32,
+}
+
+impl Owner {
+    fn directory(self) -> String {
+        format!("{}.{}.{}", self.run, self.wall, self.generation)
+    }
 }
 
 /// The groups of one cell.
@@ -68,8 +84,8 @@ pub(crate) struct Group {
 
 impl Tree {
     /// Must run while the host's own mount tree is still in place.
-    pub(crate) fn open(run: RunId, root: bool) -> Tree {
-        let mut tree = Tree { hierarchies: Vec::new(), run: run.to_string(), missing: None };
+    pub(crate) fn open(owner: Owner, root: bool) -> Tree {
+        let mut tree = Tree { hierarchies: Vec::new(), own: owner.directory(), owner, made: 0, missing: None };
         let candidates = match find_mounts() {
             Ok(candidates) => candidates,
             Err(error) => {
@@ -78,7 +94,7 @@ impl Tree {
             }
         };
         for (version, mount, controllers) in candidates {
-            match open_hierarchy(version, &mount, controllers, &tree.run, root) {
+            match open_hierarchy(version, &mount, controllers, &tree.own, root) {
                 Ok(Some(hierarchy)) => tree.hierarchies.push(hierarchy),
                 Ok(None) => {}
                 Err(error) => tree.missing = Some(format!("{}: {error}", mount.display())),
@@ -122,9 +138,10 @@ impl Tree {
         Some((at, self.hierarchies[at].version))
     }
 
-    /// Makes the groups of a cell and sets its limits. Nothing is in them yet.
-    pub(crate) fn create(&self, cell: u32, spec: &CellSpec) -> io::Result<Group> {
-        let mut group = Group { name: cell.to_string(), dirs: Vec::with_capacity(self.hierarchies.len()) };
+    /// Makes the groups of a cell. Nothing is in them yet, and nothing limited.
+    pub(crate) fn create(&mut self) -> io::Result<Group> {
+        self.made += 1;
+        let mut group = Group { name: self.made.to_string(), dirs: Vec::with_capacity(self.hierarchies.len()) };
         for hierarchy in &self.hierarchies {
             match make_directory(hierarchy.run.as_fd(), &group.name) {
                 Ok(dir) => group.dirs.push(dir),
@@ -134,19 +151,15 @@ impl Tree {
                 }
             }
         }
-        #[cfg(feature = "weaken")]
-        if crate::weaken::without("cgroup-limits") {
-            return Ok(group);
-        }
-        if let Err(error) = self.limit(&group, spec) {
-            let _ = self.remove(&group);
-            return Err(error);
-        }
         Ok(group)
     }
 
     /// The engine asks only for what [`Tree::describe`] offered; anything else is an error, never ignored.
-    fn limit(&self, group: &Group, spec: &CellSpec) -> io::Result<()> {
+    pub(crate) fn limit(&self, group: &Group, spec: &CellSpec) -> io::Result<()> {
+        #[cfg(feature = "weaken")]
+        if crate::weaken::without("cgroup-limits") {
+            return Ok(());
+        }
         let place = |controller, what: &str| {
             self.with(controller)
                 .ok_or_else(|| io::Error::other(format!("no cgroup controller can limit {what}")))
@@ -270,24 +283,28 @@ impl Tree {
     /// Removes this run's own directories: the last thing a launcher does.
     pub(crate) fn close(&self) {
         for hierarchy in &self.hierarchies {
-            let _ = remove_directory(hierarchy.top.as_fd(), &self.run);
+            let _ = remove_directory(hierarchy.top.as_fd(), &self.own);
             // The last one out; another run's directory keeps it in place.
             let _ = remove_directory(hierarchy.base.as_fd(), TOP);
         }
     }
 
-    /// Kills and removes everything that a dead run left.
+    /// Kills and removes everything that a dead run left; of our own run, what earlier launchers for this wall left.
     pub(crate) fn recover(&self, run: RunId) -> io::Result<()> {
-        let name = run.to_string();
+        let prefix = match run == self.owner.run {
+            true => format!("{run}.{}.", self.owner.wall),
+            false => format!("{run}."),
+        };
         for hierarchy in &self.hierarchies {
-            let Ok(dir) = open_directory(hierarchy.top.as_fd(), &name) else { continue };
-            for cell in subdirectories(dir.as_fd())? {
-                let group = open_directory(dir.as_fd(), &cell)?;
-                drain(group.as_fd())?;
-                remove_directory(dir.as_fd(), &cell)?;
-            }
-            // Our own directory stays: this is how a new launcher clears up after one that died.
-            if name != self.run {
+            for name in subdirectories(hierarchy.top.as_fd())? {
+                if !name.starts_with(&prefix) || name == self.own {
+                    continue;
+                }
+                let dir = open_directory(hierarchy.top.as_fd(), &name)?;
+                for cell in subdirectories(dir.as_fd())? {
+                    drain(open_directory(dir.as_fd(), &cell)?.as_fd())?;
+                    remove_directory(dir.as_fd(), &cell)?;
+                }
                 remove_directory(hierarchy.top.as_fd(), &name)?;
             }
         }

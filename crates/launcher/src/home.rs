@@ -6,7 +6,7 @@
 //! /cell      empty here; in a child's namespace, the new root
 //! /scratch   empty here; in a child's namespace, its quota-bound tmpfs
 //! ```
-//! Rootless, all of it happens inside a user namespace where the launcher plays root.
+//! Rootless, all of it happens inside a user namespace where the launcher has every capability.
 
 use std::fs;
 use std::io;
@@ -29,19 +29,20 @@ pub(crate) const PROC: &str = "/host/proc";
 pub(crate) fn enter(root: bool) -> Result<(), String> {
     let step = |name: &str, error: io::Error| format!("{name}: {error}");
     if !root {
-        become_namespace_root().map_err(|error| step("user namespace", error))?;
+        enter_user_namespace().map_err(|error| step("user namespace", error))?;
     }
     sys::unshare(libc::CLONE_NEWNS).map_err(|error| step("mount namespace", error))?;
     build_root().map_err(|error| step("private root", error))
 }
 
-/// Maps the caller's uid and gid to root of a new user namespace.
-fn become_namespace_root() -> io::Result<()> {
+/// Enters a new user namespace with all capabilities in it. The caller's ids keep their numbers, so that what is
+/// read about a cell later names the ids that the host knows.
+fn enter_user_namespace() -> io::Result<()> {
     let (uid, gid) = (geteuid().as_raw(), getegid().as_raw());
     sys::unshare(libc::CLONE_NEWUSER)?;
     fs::write("/proc/self/setgroups", "deny")?;
-    fs::write("/proc/self/uid_map", format!("0 {uid} 1"))?;
-    fs::write("/proc/self/gid_map", format!("0 {gid} 1"))
+    fs::write("/proc/self/uid_map", format!("{uid} {uid} 1"))?;
+    fs::write("/proc/self/gid_map", format!("{gid} {gid} 1"))
 }
 
 fn build_root() -> io::Result<()> {

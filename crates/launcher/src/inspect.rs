@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::io;
+use std::path::PathBuf;
 
 use casemate_wire::launch::{Mount, Posture};
 
@@ -38,31 +39,36 @@ pub(crate) fn find(proc: &str, init: i32, inner: u32) -> io::Result<i32> {
         .ok_or_else(|| io::Error::other(format!("the cell has no process {inner}")))
 }
 
-pub(crate) fn posture(proc: &str, pid: i32) -> io::Result<Posture> {
+/// Which namespaces a process is in.
+pub(crate) struct Namespaces([PathBuf; NAMESPACES.len()]);
+
+impl Namespaces {
+    pub(crate) fn of(proc: &str, who: &str) -> io::Result<Namespaces> {
+        let mut links = [const { PathBuf::new() }; NAMESPACES.len()];
+        for (link, name) in links.iter_mut().zip(NAMESPACES) {
+            *link = fs::read_link(format!("{proc}/{who}/ns/{name}"))?;
+        }
+        Ok(Namespaces(links))
+    }
+}
+
+pub(crate) fn posture(proc: &str, pid: i32, host: &Namespaces) -> io::Result<Posture> {
     let at = |file: &str| format!("{proc}/{pid}/{file}");
     let status = fs::read_to_string(at("status"))?;
-    let number =
-        |key: &str| field(&status, key).and_then(|line| line.split_whitespace().next()?.parse().ok());
+    let number = |key: &str| field(&status, key).and_then(|line| line.split_whitespace().next()?.parse().ok());
     let caps = |key: &str| {
-        field(&status, key)
-            .and_then(|text| u64::from_str_radix(text.trim(), 16).ok())
-            .ok_or_else(|| missing(key))
+        field(&status, key).and_then(|text| u64::from_str_radix(text.trim(), 16).ok()).ok_or_else(|| missing(key))
     };
+    let seen = Namespaces::of(proc, &pid.to_string())?;
     let (mut own, mut shared) = (Vec::new(), Vec::new());
-    for name in NAMESPACES {
-        let of = |who: &str| fs::read_link(format!("{proc}/{who}/ns/{name}"));
-        let same = of(&pid.to_string())? == of("self")?;
-        if same { &mut shared } else { &mut own }.push(name.to_owned());
+    for ((name, ours), theirs) in NAMESPACES.iter().zip(&host.0).zip(&seen.0) {
+        if ours == theirs { &mut shared } else { &mut own }.push((*name).to_owned());
     }
-    let limits = fs::read_to_string(at("limits"))?;
+    let separate_mounts = own.iter().any(|name| name == "mnt");
     Ok(Posture {
         uid: number("Uid").ok_or_else(|| missing("Uid"))?,
         gid: number("Gid").ok_or_else(|| missing("Gid"))?,
-        groups: field(&status, "Groups")
-            .unwrap_or_default()
-            .split_whitespace()
-            .flat_map(str::parse)
-            .collect(),
+        groups: field(&status, "Groups").unwrap_or_default().split_whitespace().flat_map(str::parse).collect(),
         cap_effective: caps("CapEff")?,
         cap_permitted: caps("CapPrm")?,
         cap_inheritable: caps("CapInh")?,
@@ -71,14 +77,10 @@ pub(crate) fn posture(proc: &str, pid: i32) -> io::Result<Posture> {
         no_new_privs: number("NoNewPrivs").ok_or_else(|| missing("NoNewPrivs"))? == 1,
         seccomp_mode: number("Seccomp").ok_or_else(|| missing("Seccomp"))?,
         seccomp_filters: number("Seccomp_filters").unwrap_or(0),
-        mounts: if own.iter().any(|name| name == "mnt") {
-            mounts(&fs::read_to_string(at("mountinfo"))?)
-        } else {
-            Vec::new()
-        },
+        mounts: if separate_mounts { mounts(&fs::read_to_string(at("mountinfo"))?) } else { Vec::new() },
         own_namespaces: own,
         shared_namespaces: shared,
-        rlimits: rlimits(&limits),
+        rlimits: rlimits(&fs::read_to_string(at("limits"))?),
         cgroup: Vec::new(),
         oom_score_adj: fs::read_to_string(at("oom_score_adj"))?.trim().parse().unwrap_or(0),
     })

@@ -92,7 +92,6 @@ fn perform(op: Op, site: &mut Site<'_>) -> io::Result<()> {
         Op::MaskProc(Mask::Directory(path)) => {
             Ok(mount_bind(format!("{CELL}/run"), format!("{CELL}/proc/{path}"))?)
         }
-        Op::RaiseLoopback => sys::raise_loopback(),
         Op::SetHostname => Ok(rustix::system::sethostname(b"cell")?),
         Op::PivotRoot => {
             chdir(CELL)?;

@@ -5,7 +5,7 @@
 //! path, a command or anything that comes out of a cell. When the engine's end of the socket closes, it kills every cell, removes
 //! what they left, and ends.
 //!
-//! Started as `casemate-launcher RUN container|process` with descriptor 3 = control socket, 4 = the guest's program.
+//! Started as `casemate-launcher RUN container|process GENERATION` with descriptor 3 = control socket, 4 = the guest's program.
 
 mod cells;
 mod cgroup;
@@ -25,11 +25,12 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use casemate_wire::PROTOCOL_VERSION;
-use casemate_wire::launch::{Answer, CellId, Hello, MAX_PACKET, Op, Privilege, Request, RunId};
+use casemate_wire::launch::{Answer, CellId, Hello, MAX_PACKET, Op, Privilege, Request};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendFlags, recvmsg, send};
 
 use crate::cells::{Cells, Failure};
+use crate::cgroup::Owner;
 
 /// How long the last cells may take to go away once the engine is gone.
 const LAST_SWEEP: Duration = Duration::from_secs(10);
@@ -53,7 +54,7 @@ impl Mode {
 }
 
 fn main() -> ExitCode {
-    match arguments().and_then(|(run, mode)| serve(run, mode)) {
+    match arguments().and_then(|(owner, mode)| serve(owner, mode)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("casemate-launcher: {error}");
@@ -62,18 +63,22 @@ fn main() -> ExitCode {
     }
 }
 
-fn arguments() -> io::Result<(RunId, Mode)> {
+fn arguments() -> io::Result<(Owner, Mode)> {
     let mut arguments = std::env::args().skip(1);
-    let run = arguments.next().and_then(|text| text.parse().ok());
-    let mode = match arguments.next().as_deref() {
-        Some("container") => Some(Mode::Container),
-        Some("process") => Some(Mode::Process),
-        _ => None,
+    let mut parse = || {
+        let run = arguments.next()?.parse().ok()?;
+        let (mode, wall) = match arguments.next()?.as_str() {
+            "container" => (Mode::Container, "container"),
+            "process" => (Mode::Process, "process"),
+            _ => return None,
+        };
+        let generation = arguments.next()?.parse().ok()?;
+        Some((Owner { run, wall, generation }, mode))
     };
-    run.zip(mode).ok_or_else(|| io::Error::other("started by casemate, not by hand"))
+    parse().ok_or_else(|| io::Error::other("started by casemate, not by hand"))
 }
 
-fn serve(run: RunId, mode: Mode) -> io::Result<()> {
+fn serve(owner: Owner, mode: Mode) -> io::Result<()> {
     #[cfg(feature = "weaken")]
     weaken::load();
     let [control, guest] = sys::inherited()?;
@@ -81,7 +86,8 @@ fn serve(run: RunId, mode: Mode) -> io::Result<()> {
     // Orphans of a cell without a PID namespace come to us, not to the host's init.
     sys::prctl(libc::PR_SET_CHILD_SUBREAPER, 1)?;
     let root = rustix::process::geteuid().is_root();
-    let tree = cgroup::Tree::open(run, root);
+    let host = inspect::Namespaces::of("/proc", "self")?;
+    let tree = cgroup::Tree::open(owner, root);
     let container = match mode {
         Mode::Container => home::enter(root),
         Mode::Process => Err("this launcher serves the process wall".into()),
@@ -95,7 +101,10 @@ fn serve(run: RunId, mode: Mode) -> io::Result<()> {
         cgroups: tree.describe(),
     };
     answer(control.as_fd(), &Answer::Hello(hello))?;
-    let mut cells = Cells::new(mode, root, tree, guest);
+    let mut cells = Cells::new(mode, root, tree, guest, host);
+    if container.is_ok() {
+        cells.build_ahead()?;
+    }
     let served = run_loop(&mut cells, control.as_fd(), events.as_fd());
     cells.doom_all();
     let deadline = Instant::now() + LAST_SWEEP;
@@ -140,6 +149,8 @@ fn run_loop(cells: &mut Cells, control: BorrowedFd<'_>, events: BorrowedFd<'_>) 
                     for message in handle(cells, request, &fds) {
                         answer(control, &message)?;
                     }
+                    drop(fds);
+                    cells.build_ahead()?;
                 }
                 None => return Ok(()),
             }

@@ -29,8 +29,6 @@ pub(crate) enum Op {
     MountProc,
     /// Cover what tells about the host and is not bound to a namespace.
     MaskProc(Mask),
-    /// The only interface. Nothing routes out of it.
-    RaiseLoopback,
     SetHostname,
     /// Enter the new root and drop the old tree.
     PivotRoot,
@@ -136,7 +134,6 @@ pub(crate) fn operations(spec: &CellSpec, masks: &[Mask]) -> Vec<Op> {
             ops.push(Op::MountProc);
             ops.extend(masks.iter().map(|&mask| Op::MaskProc(mask)));
             ops.extend([
-                Op::RaiseLoopback,
                 Op::SetHostname,
                 Op::PivotRoot,
                 Op::CheckWorkingDirectory,
@@ -180,7 +177,6 @@ impl Op {
             Op::BindScratch(dir) => format!("bind /{}", dir.paths().1),
             Op::MountProc => "mount /proc".into(),
             Op::MaskProc(Mask::File(path) | Mask::Directory(path)) => format!("mask /proc/{path}"),
-            Op::RaiseLoopback => "raise loopback".into(),
             Op::SetHostname => "set hostname".into(),
             Op::PivotRoot => "pivot root".into(),
             Op::CheckWorkingDirectory => "check working directory".into(),

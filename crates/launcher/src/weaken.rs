@@ -29,7 +29,6 @@ pub(crate) fn weaken(mut flags: i32, ops: Vec<Op>) -> (i32, Vec<Op>) {
     let namespaces = [
         ("user-namespace", libc::CLONE_NEWUSER),
         ("pid-namespace", libc::CLONE_NEWPID),
-        ("net-namespace", libc::CLONE_NEWNET),
         ("ipc-namespace", libc::CLONE_NEWIPC),
         ("uts-namespace", libc::CLONE_NEWUTS),
     ];
@@ -41,7 +40,6 @@ pub(crate) fn weaken(mut flags: i32, ops: Vec<Op>) -> (i32, Vec<Op>) {
     let kept = |op: &Op| match op {
         Op::NewCgroupNamespace => !without("cgroup-namespace"),
         Op::MaskProc(_) => !without("proc-masks"),
-        Op::RaiseLoopback => !without("net-namespace"),
         Op::SetHostname => !without("uts-namespace"),
         Op::NewSession => !without("session"),
         Op::NewKeyring => !without("keyring"),

@@ -12,7 +12,7 @@ use casemate_wire::guest::{Access, Config, Network, Presence};
 use casemate_wire::launch::{self, Image};
 
 use crate::home::Home;
-use crate::launcher::{Kept, Launcher};
+use crate::launcher::{Keeper, Kept};
 use crate::wall::{Bounding, Cell, Expected, Later, Places, Wall, WallError};
 use crate::walls::native::{self, device_rules, rule};
 
@@ -20,7 +20,7 @@ use crate::walls::native::{self, device_rules, rule};
 const PAYLOAD_ID: u32 = 1000;
 
 pub(crate) struct Container {
-    pub(crate) launcher: Launcher,
+    pub(crate) keeper: Keeper,
     pub(crate) home: Arc<Home>,
 }
 
@@ -37,6 +37,7 @@ impl Wall for Container {
         image: Option<BorrowedFd<'a>>,
     ) -> Later<'a, Result<Cell, WallError>> {
         Box::pin(async move {
+            let launcher = self.keeper.launcher().await?;
             let block = self.home.id_block().map_err(|e| WallError(format!("cannot assign ids: {e}")))?;
             let bound = |kind| plan.limits().get(kind).map_or(0, |bound| bound.value);
             let wall = launch::Wall::Container {
@@ -47,13 +48,13 @@ impl Wall for Container {
                 disk_bytes: bound(LimitKind::Disk),
                 inodes: bound(LimitKind::Inodes),
             };
-            let cgroups = &self.launcher.hello().cgroups;
+            let cgroups = &launcher.hello().cgroups;
             let spec = native::spec(plan, wall, cgroups, block.as_ref().map(|block| block.block));
             // Without a cgroup, the kernel counts processes per user namespace; the guest is one of them.
             let processes = (!cgroups.pids).then(|| bound(LimitKind::Pids) + 1);
             let payload_id = block.is_some().then_some(PAYLOAD_ID);
             let (channel, control) =
-                native::launch(&self.launcher, spec, image, Kept { block, scratch: None })?;
+                native::launch(&launcher, spec, image, Kept { block, scratch: None })?;
             let mut landlock = vec![rule("/", Access::ReadExecute, Presence::Required)];
             landlock.extend(
                 EXPECTED.writable.iter().map(|path| rule(*path, Access::ReadWrite, Presence::Required)),

@@ -9,41 +9,22 @@ use casemate_core::plan::Plan;
 use casemate_wire::PROTOCOL_VERSION;
 use casemate_wire::guest::{Access, Config, Network, Presence};
 use casemate_wire::launch::{self, Privilege};
-use tokio::sync::OnceCell;
 
-use crate::agents::Agents;
 use crate::home::Home;
-use crate::launcher::{Kept, Launcher, Serves};
+use crate::launcher::{Keeper, Kept};
 use crate::wall::{Bounding, Cell, Expected, Later, Places, Wall, WallError};
 use crate::walls::native::{self, device_rules, rule};
 
 pub(crate) struct Process {
-    agents: Agents,
-    home: Arc<Home>,
-    /// Started with the first cell: most engines never need it.
-    launcher: OnceCell<Launcher>,
-    made: AtomicU32,
+    pub(crate) keeper: Keeper,
+    pub(crate) home: Arc<Home>,
+    /// Names the work directories.
+    pub(crate) made: AtomicU32,
 }
 
 /// What a program needs to start: libraries and interpreters. Links among these lead into `/usr`.
 const READABLE: [&str; 9] =
     ["/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/etc/alternatives", "/etc/ld.so.cache"];
-
-impl Process {
-    pub(crate) fn new(agents: Agents, home: Arc<Home>) -> Process {
-        Process { agents, home, launcher: OnceCell::new(), made: AtomicU32::new(0) }
-    }
-
-    pub(crate) fn take_launcher(&mut self) -> Option<Launcher> {
-        self.launcher.take()
-    }
-
-    async fn launcher(&self) -> Result<&Launcher, WallError> {
-        let start =
-            || Launcher::start(&self.agents, self.home.run, Serves::Process, self.home.shared_locks());
-        Ok(self.launcher.get_or_try_init(start).await?)
-    }
-}
 
 impl Wall for Process {
     fn start<'a>(
@@ -52,7 +33,7 @@ impl Wall for Process {
         _image: Option<BorrowedFd<'a>>,
     ) -> Later<'a, Result<Cell, WallError>> {
         Box::pin(async move {
-            let launcher = self.launcher().await?;
+            let launcher = self.keeper.launcher().await?;
             let block = self.home.id_block().map_err(|e| WallError(format!("cannot assign ids: {e}")))?;
             let block_number = block.as_ref().map(|block| block.block);
             let number = self.made.fetch_add(1, Ordering::Relaxed);
@@ -64,7 +45,7 @@ impl Wall for Process {
             let cgroups = &launcher.hello().cgroups;
             let spec = native::spec(plan, launch::Wall::Process, cgroups, block_number);
             let (channel, control) =
-                native::launch(launcher, spec, None, Kept { block, scratch: Some(scratch) })?;
+                native::launch(&launcher, spec, None, Kept { block, scratch: Some(scratch) })?;
             let mut landlock: Vec<_> =
                 READABLE.iter().map(|path| rule(*path, Access::ReadExecute, Presence::Optional)).collect();
             landlock.extend(

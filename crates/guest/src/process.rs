@@ -346,6 +346,8 @@ fn child(
         }
         // Nothing of the guest stays open here, least of all its channel.
         let [report, hold] = sys::only_these([report, hold]).map_err(step("close descriptors"))?;
+        #[cfg(feature = "weaken")]
+        crate::weaken::leave_a_descriptor().map_err(step("close descriptors"))?;
         let strings = exec_strings(exec).map_err(step("arguments"))?;
         confinement.apply()?;
         confinement.show_posture().map_err(step("show posture"))?;

@@ -2,7 +2,8 @@
  * environment, that listens on an abstract socket, a unix socket and a loopback port, and holds a SysV segment and a POSIX
  * queue. `bait MARKER DIRECTORY` prints `port ID` when all of it stands, and ends when its standard input does.
  *
- * `bait neighbour MARKER NAME` is the part of it that a cell can have: the listeners; it prints its port. */
+ * `bait neighbour MARKER NAME` is the part of it that a cell can have: the listeners; it prints its port.
+ * `bait listen IP PORT [IP PORT]...` only listens, and prints `ready`. */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <errno.h>
@@ -62,11 +63,11 @@ static void listen_abstract(const char *name) {
     listen_unix(path, length + 1);
 }
 
-static int listen_loopback(void) {
-    struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+static int listen_tcp(const char *ip, int port) {
+    struct sockaddr_in address = {.sin_family = AF_INET, .sin_port = htons(port), .sin_addr.s_addr = inet_addr(ip)};
     socklen_t size = sizeof address;
     int fd = check(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0), "tcp socket");
-    check(bind(fd, (struct sockaddr *)&address, size), "bind loopback");
+    check(bind(fd, (struct sockaddr *)&address, size), "bind tcp socket");
     check(getsockname(fd, (struct sockaddr *)&address, &size), "getsockname");
     serve(fd);
     return ntohs(address.sin_port);
@@ -76,7 +77,14 @@ int main(int argc, char **argv) {
     if (argc == 4 && !strcmp(argv[1], "neighbour")) {
         marker = argv[2];
         listen_abstract(argv[3]);
-        printf("%d\n", listen_loopback());
+        printf("%d\n", listen_tcp("127.0.0.1", 0));
+        fflush(stdout);
+        for (;;) pause();
+    }
+    if (argc >= 4 && !strcmp(argv[1], "listen")) {
+        marker = "hello";
+        for (int i = 2; i + 1 < argc; i += 2) listen_tcp(argv[i], atoi(argv[i + 1]));
+        puts("ready");
         fflush(stdout);
         for (;;) pause();
     }
@@ -88,7 +96,7 @@ int main(int argc, char **argv) {
     listen_abstract(marker);
     listen_unix(path, strlen(path));
     check(chmod(path, 0777), "chmod");
-    int port = listen_loopback();
+    int port = listen_tcp("127.0.0.1", 0);
     int segment = check(shmget(IPC_PRIVATE, 4096, IPC_CREAT | 0666), "shmget");
     char *memory = shmat(segment, NULL, 0);
     check(memory == (void *)-1 ? -1 : 0, "shmat");

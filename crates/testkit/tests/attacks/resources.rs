@@ -1,0 +1,2 @@
+//! later
+pub(crate) const ROWS: &[crate::row::Row] = &[];

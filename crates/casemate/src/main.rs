@@ -1,1 +1,74 @@
-fn main() {}
+//! Run code you do not trust, behind exactly the walls it needs.
+
+mod args;
+mod doctor;
+mod evidence;
+mod exit;
+mod explain;
+mod failure;
+mod files;
+mod home;
+mod input;
+mod output;
+mod render;
+mod request;
+mod run;
+mod signals;
+
+use std::ffi::OsString;
+use std::io::Write;
+use std::process::ExitCode;
+
+use args::{Cli, Command};
+use clap::error::ErrorKind;
+use failure::Failure;
+use render::terminal;
+
+fn main() -> ExitCode {
+    let words: Vec<OsString> = std::env::args_os().collect();
+    let ended = match Cli::parse_words(&words) {
+        Ok(cli) => dispatch(&cli),
+        Err(error) => misused(&error),
+    };
+    ExitCode::from(ended.unwrap_or_else(|failure| {
+        terminal::report(&failure);
+        match failure {
+            Failure::Told { .. } => exit::NOT_RUN,
+            Failure::BrokenPipe => exit::BROKEN_PIPE,
+        }
+    }))
+}
+
+fn dispatch(cli: &Cli) -> Result<u8, Failure> {
+    let policy = cli.policy.as_deref();
+    match &cli.command {
+        Command::Run(args) => wait_for(run::run(args, policy)),
+        Command::Explain(args) => wait_for(explain::explain(args, policy)),
+        Command::Doctor { json } => wait_for(doctor::doctor(policy, *json)),
+        Command::Evidence { command } => evidence::evidence(command),
+        Command::Completions { shell } => {
+            std::io::stdout().write_all(&args::completions(*shell))?;
+            Ok(exit::DONE)
+        }
+    }
+}
+
+fn wait_for(command: impl Future<Output = Result<u8, Failure>>) -> Result<u8, Failure> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let ended = runtime.block_on(command);
+    // Threads that wait for a terminal or a pipe are not waited for.
+    runtime.shutdown_background();
+    ended
+}
+
+/// Clap's words, our exit code.
+fn misused(error: &clap::Error) -> Result<u8, Failure> {
+    if error.kind() == ErrorKind::InvalidUtf8 {
+        return Err(Failure::new(
+            "an option's value is not valid UTF-8",
+            "only FILE, --image and the HOST half of --in and --out may hold other bytes",
+        ));
+    }
+    error.print()?;
+    Ok(exit::of_usage(error.kind()))
+}

@@ -92,6 +92,8 @@ impl Home {
 
     /// Runs whose owner and launchers are gone.
     pub(crate) fn dead_runs(&self) -> Result<Vec<DeadRun>, HomeError> {
+        // Not between the making of a run directory and the taking of its lock.
+        let _guard = lock_runs(&self.runs)?;
         let mut dead = Vec::new();
         let entries = fs::read_dir(&self.runs).map_err(HomeError::at("list", &self.runs))?;
         for entry in entries.flatten() {
@@ -142,6 +144,7 @@ impl Home {
     /// Leaves the home. Only after the launchers are gone.
     pub(crate) fn close(self) {
         let _ = fs::remove_dir(scratch_base(self.run));
+        let _guard = lock_runs(&self.runs);
         let own = self.runs.join(self.run.to_string());
         let _ = fs::remove_file(own.join("lock"));
         let _ = fs::remove_dir(own);

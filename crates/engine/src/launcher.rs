@@ -55,7 +55,8 @@ impl Keeper {
             return Ok(launcher.clone());
         }
         let fresh =
-            Launcher::start(&self.agents, self.home.run, self.serves, *generation, self.home.shared_locks()).await?;
+            Launcher::start(&self.agents, self.home.run, self.serves, *generation, self.home.shared_locks())
+                .await?;
         if *generation > 0 {
             fresh.recover(self.home.run).await?;
         }

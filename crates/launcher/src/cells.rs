@@ -78,6 +78,23 @@ enum State {
     Dying,
 }
 
+/// What a cell is made of, before there is a process in it.
+struct Parts {
+    image: String,
+    scratch: Option<OwnedFd>,
+    group: Group,
+    /// Namespaces that the process is cloned into.
+    flags: i32,
+    ops: Vec<Op>,
+}
+
+struct Started {
+    pid: i32,
+    pidfd: OwnedFd,
+    go: File,
+    report: File,
+}
+
 /// A request that could not be carried out: the step and what the kernel said.
 pub(crate) struct Failure {
     pub(crate) step: String,
@@ -114,11 +131,34 @@ impl Cells {
     }
 
     /// Starts to build a cell; the answer follows when the guest runs or a step has failed.
-    pub(crate) fn launch(&mut self, cell: CellId, spec: &CellSpec, fds: &[OwnedFd]) -> Result<(), Failure> {
-        if self.live.contains_key(&cell) {
+    pub(crate) fn launch(&mut self, id: CellId, spec: &CellSpec, fds: &[OwnedFd]) -> Result<(), Failure> {
+        if self.live.contains_key(&id) {
             return Err(Failure::new("check request", "this cell exists already"));
         }
         let (channel, image) = self.check(spec, fds)?;
+        let parts = self.gather(spec, image)?;
+        let started = self.start(&parts, channel);
+        // From here on the network namespace is the cell's, and ours must be another one.
+        self.ahead.network = false;
+        let Started { pid, pidfd, go, report } = match started {
+            Ok(started) => started,
+            Err(failure) => {
+                let _ = self.tree.remove(&parts.group);
+                return Err(failure);
+            }
+        };
+        let admitted = self.admit(pid, spec, &parts).and_then(|()| go_ahead(go, &report));
+        let state = State::Starting { report, received: Vec::new(), ops: parts.ops };
+        let (group, scratch, wall) = (parts.group, parts.scratch, spec.wall.clone());
+        self.live.insert(id, Cell { state, pid, pidfd, reaped: false, group, scratch, wall });
+        if admitted.is_err() {
+            self.doom(id);
+        }
+        admitted
+    }
+
+    /// Everything a cell is made of besides its process.
+    fn gather(&mut self, spec: &CellSpec, image: Option<BorrowedFd<'_>>) -> Result<Parts, Failure> {
         let image = match (&spec.wall, image) {
             (Wall::Process, _) => String::new(),
             (Wall::Container { .. }, None) => self.images.host().map_err(Failure::at("prepare image"))?,
@@ -146,21 +186,12 @@ impl Cells {
             return Err(Failure::at("set limits")(error));
         }
         let (flags, ops) = self.recipe(spec);
-        let started = self.start(flags, &ops, spec, &group, image, scratch.as_ref(), channel);
-        // From here on the network namespace is the cell's, and ours must be another one.
-        self.ahead.network = false;
-        match started {
-            Ok((pid, pidfd, report)) => {
-                let state = State::Starting { report, received: Vec::new(), ops };
-                let wall = spec.wall.clone();
-                self.live.insert(cell, Cell { state, pid, pidfd, reaped: false, group, scratch, wall });
-                Ok(())
-            }
-            Err(failure) => {
-                let _ = self.tree.remove(&group);
-                Err(failure)
-            }
-        }
+        Ok(Parts { image, scratch, group, flags, ops })
+    }
+
+    /// Whether a cell, alive or dying, has this number.
+    pub(crate) fn exists(&self, id: CellId) -> bool {
+        self.live.contains_key(&id)
     }
 
     /// Makes what the next cell will need anyway, while the last one is busy starting.
@@ -223,62 +254,37 @@ impl Cells {
         }
     }
 
-    #[allow(
-        clippy::too_many_arguments,
-        reason = "one call site; the parts are owned by different steps above"
-    )]
-    fn start(
-        &self,
-        flags: i32,
-        ops: &[Op],
-        spec: &CellSpec,
-        group: &Group,
-        image: String,
-        scratch: Option<&OwnedFd>,
-        channel: BorrowedFd<'_>,
-    ) -> Result<(i32, OwnedFd, File), Failure> {
-        let pipes = || pipe_with(PipeFlags::CLOEXEC).map_err(io::Error::from);
-        let (go_read, go_write) = pipes().map_err(Failure::at("pipe"))?;
-        let (report_read, report_write) = pipes().map_err(Failure::at("pipe"))?;
-        let scratch_for_child =
-            scratch.map(OwnedFd::try_clone).transpose().map_err(Failure::at("make scratch"))?;
-        let cloned =
-            sys::clone3(flags as u64, self.tree.clone_target(group)).map_err(Failure::at("clone"))?;
-        let (pid, pidfd) = match cloned {
+    /// Makes the process, which waits for [`go_ahead`].
+    fn start(&self, parts: &Parts, channel: BorrowedFd<'_>) -> Result<Started, Failure> {
+        let pipes = || pipe_with(PipeFlags::CLOEXEC).map_err(io::Error::from).map_err(Failure::at("pipe"));
+        let (go_read, go_write) = pipes()?;
+        let (report_read, report_write) = pipes()?;
+        let group = self.tree.clone_target(&parts.group);
+        match sys::clone3(parts.flags as u64, group).map_err(Failure::at("clone"))? {
             Cloned::Child => {
                 drop(go_write);
                 drop(report_read);
                 let site = Site {
-                    image,
-                    scratch: scratch_for_child,
+                    image: &parts.image,
+                    scratch: parts.scratch.as_ref().map(OwnedFd::as_fd),
                     channel,
                     guest: self.guest.as_fd(),
                     filter: &self.filter,
                     go: File::from(go_read),
                     report: File::from(report_write),
                 };
-                interpret::build(ops, site)
+                interpret::build(&parts.ops, site)
             }
-            Cloned::Parent { pid, pidfd } => (pid, pidfd),
-        };
-        drop(report_write);
-        let admitted = self
-            .admit(pid, flags, spec, group)
-            .and_then(|()| File::from(go_write).write_all(&[1]).map_err(Failure::at("let go")));
-        if let Err(failure) = admitted {
-            // Without its byte the child ends by itself; the signal only hurries it. It is reaped by the main loop.
-            let _ = sys::kill_by_pidfd(pidfd.as_fd());
-            while sys::reap().is_some_and(|reaped| reaped != pid) {}
-            return Err(failure);
+            Cloned::Parent { pid, pidfd } => {
+                Ok(Started { pid, pidfd, go: File::from(go_write), report: File::from(report_read) })
+            }
         }
-        rustix::io::ioctl_fionbio(&report_read, true).map_err(|e| Failure::new("pipe", e.to_string()))?;
-        Ok((pid, pidfd, File::from(report_read)))
     }
 
     /// The launcher's part: ids and cgroups, while the child waits.
-    fn admit(&self, pid: i32, flags: i32, spec: &CellSpec, group: &Group) -> Result<(), Failure> {
+    fn admit(&self, pid: i32, spec: &CellSpec, parts: &Parts) -> Result<(), Failure> {
         let proc = self.mode.proc();
-        if flags & libc::CLONE_NEWUSER != 0 {
+        if parts.flags & libc::CLONE_NEWUSER != 0 {
             let (uid, gid) = (geteuid().as_raw(), getegid().as_raw());
             for (file, own) in [("uid_map", uid), ("gid_map", gid)] {
                 let map = match spec.id_block {
@@ -288,7 +294,7 @@ impl Cells {
                 fs::write(format!("{proc}/{pid}/{file}"), map).map_err(Failure::at("map ids"))?;
             }
         }
-        self.tree.attach(group, pid).map_err(Failure::at("enter cgroup"))?;
+        self.tree.attach(&parts.group, pid).map_err(Failure::at("enter cgroup"))?;
         fs::write(format!("{proc}/{pid}/oom_score_adj"), OOM_SCORE_ADJ).map_err(Failure::at("oom score"))
     }
 
@@ -422,6 +428,12 @@ impl Cells {
     }
 }
 
+/// Lets a waiting child build its cell. Without this byte it ends by itself.
+fn go_ahead(mut go: File, report: &File) -> Result<(), Failure> {
+    rustix::io::ioctl_fionbio(report, true).map_err(io::Error::from).map_err(Failure::at("pipe"))?;
+    go.write_all(&[1]).map_err(Failure::at("let go"))
+}
+
 /// Timings of all steps, or the step that failed.
 fn parse_report(report: &[u8], ops: &[Op]) -> Result<Vec<(String, u32)>, Failure> {
     let failure = |bytes: &[u8]| {
@@ -471,7 +483,13 @@ fn make_scratch(bytes: u64, inodes: u64, owner: Option<u32>) -> io::Result<Owned
         let mode = if dir == ScratchDir::Work { 0o755 } else { 0o1777 };
         mkdirat(&scratch, name, Mode::from_raw_mode(0o700))?;
         if let Some(owner) = owner {
-            chownat(&scratch, name, Some(Uid::from_raw(owner)), Some(Gid::from_raw(owner)), AtFlags::empty())?;
+            chownat(
+                &scratch,
+                name,
+                Some(Uid::from_raw(owner)),
+                Some(Gid::from_raw(owner)),
+                AtFlags::empty(),
+            )?;
         }
         chmodat(&scratch, name, Mode::from_raw_mode(mode), AtFlags::empty())?;
     }

@@ -85,7 +85,8 @@ pub(crate) struct Group {
 impl Tree {
     /// Must run while the host's own mount tree is still in place.
     pub(crate) fn open(owner: Owner, root: bool) -> Tree {
-        let mut tree = Tree { hierarchies: Vec::new(), own: owner.directory(), owner, made: 0, missing: None };
+        let mut tree =
+            Tree { hierarchies: Vec::new(), own: owner.directory(), owner, made: 0, missing: None };
         let candidates = match find_mounts() {
             Ok(candidates) => candidates,
             Err(error) => {
@@ -141,7 +142,8 @@ impl Tree {
     /// Makes the groups of a cell. Nothing is in them yet, and nothing limited.
     pub(crate) fn create(&mut self) -> io::Result<Group> {
         self.made += 1;
-        let mut group = Group { name: self.made.to_string(), dirs: Vec::with_capacity(self.hierarchies.len()) };
+        let mut group =
+            Group { name: self.made.to_string(), dirs: Vec::with_capacity(self.hierarchies.len()) };
         for hierarchy in &self.hierarchies {
             match make_directory(hierarchy.run.as_fd(), &group.name) {
                 Ok(dir) => group.dirs.push(dir),

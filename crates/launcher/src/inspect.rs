@@ -55,9 +55,12 @@ impl Namespaces {
 pub(crate) fn posture(proc: &str, pid: i32, host: &Namespaces) -> io::Result<Posture> {
     let at = |file: &str| format!("{proc}/{pid}/{file}");
     let status = fs::read_to_string(at("status"))?;
-    let number = |key: &str| field(&status, key).and_then(|line| line.split_whitespace().next()?.parse().ok());
+    let number =
+        |key: &str| field(&status, key).and_then(|line| line.split_whitespace().next()?.parse().ok());
     let caps = |key: &str| {
-        field(&status, key).and_then(|text| u64::from_str_radix(text.trim(), 16).ok()).ok_or_else(|| missing(key))
+        field(&status, key)
+            .and_then(|text| u64::from_str_radix(text.trim(), 16).ok())
+            .ok_or_else(|| missing(key))
     };
     let seen = Namespaces::of(proc, &pid.to_string())?;
     let (mut own, mut shared) = (Vec::new(), Vec::new());
@@ -68,7 +71,11 @@ pub(crate) fn posture(proc: &str, pid: i32, host: &Namespaces) -> io::Result<Pos
     Ok(Posture {
         uid: number("Uid").ok_or_else(|| missing("Uid"))?,
         gid: number("Gid").ok_or_else(|| missing("Gid"))?,
-        groups: field(&status, "Groups").unwrap_or_default().split_whitespace().flat_map(str::parse).collect(),
+        groups: field(&status, "Groups")
+            .unwrap_or_default()
+            .split_whitespace()
+            .flat_map(str::parse)
+            .collect(),
         cap_effective: caps("CapEff")?,
         cap_permitted: caps("CapPrm")?,
         cap_inheritable: caps("CapInh")?,

@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::io::{self, Read, Write};
-use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd};
 use std::time::Instant;
 
 use casemate_wire::launch::block_start;
@@ -20,8 +20,8 @@ use crate::sys;
 /// What the launcher prepared for one child.
 pub(crate) struct Site<'a> {
     /// Path of the prepared image; empty for the `process` wall.
-    pub(crate) image: String,
-    pub(crate) scratch: Option<OwnedFd>,
+    pub(crate) image: &'a str,
+    pub(crate) scratch: Option<BorrowedFd<'a>>,
     pub(crate) channel: BorrowedFd<'a>,
     pub(crate) guest: BorrowedFd<'a>,
     pub(crate) filter: &'a [libc::sock_filter],
@@ -70,9 +70,9 @@ fn perform(op: Op, site: &mut Site<'_>) -> io::Result<()> {
         Op::PrivateMounts => {
             Ok(mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC)?)
         }
-        Op::BindImage => Ok(mount_bind_recursive(site.image.as_str(), CELL)?),
+        Op::BindImage => Ok(mount_bind_recursive(site.image, CELL)?),
         Op::AttachScratch => {
-            let scratch = site.scratch.as_ref().ok_or_else(|| io::Error::other("no scratch file system"))?;
+            let scratch = site.scratch.ok_or_else(|| io::Error::other("no scratch file system"))?;
             Ok(move_mount(scratch, "", CWD, SCRATCH, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)?)
         }
         Op::BindScratch(dir) => {

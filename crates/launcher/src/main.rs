@@ -88,23 +88,22 @@ fn serve(owner: Owner, mode: Mode) -> io::Result<()> {
     let root = rustix::process::geteuid().is_root();
     let host = inspect::Namespaces::of("/proc", "self")?;
     let tree = cgroup::Tree::open(owner, root);
-    let container = match mode {
+    let entered = match mode {
         Mode::Container => home::enter(root),
         Mode::Process => Err("this launcher serves the process wall".into()),
     };
+    let mut cells = Cells::new(mode, root, tree, guest, host);
+    let container =
+        entered.and_then(|()| cells.build_ahead().map_err(|error| format!("network namespace: {error}")));
     let hello = Hello {
         version: PROTOCOL_VERSION,
         privilege: if root { Privilege::Root } else { Privilege::Rootless },
-        container: container.clone(),
+        container,
         landlock_abi: sys::landlock_abi(),
         seccomp: sys::seccomp_available(),
-        cgroups: tree.describe(),
+        cgroups: cells.tree.describe(),
     };
     answer(control.as_fd(), &Answer::Hello(hello))?;
-    let mut cells = Cells::new(mode, root, tree, guest, host);
-    if container.is_ok() {
-        cells.build_ahead()?;
-    }
     let served = run_loop(&mut cells, control.as_fd(), events.as_fd());
     cells.doom_all();
     let deadline = Instant::now() + LAST_SWEEP;
@@ -150,7 +149,8 @@ fn run_loop(cells: &mut Cells, control: BorrowedFd<'_>, events: BorrowedFd<'_>) 
                         answer(control, &message)?;
                     }
                     drop(fds);
-                    cells.build_ahead()?;
+                    // A launch that finds nothing built ahead tries again itself, and reports the reason.
+                    let _ = cells.build_ahead();
                 }
                 None => return Ok(()),
             }
@@ -169,6 +169,8 @@ fn handle(cells: &mut Cells, request: Request, fds: &[OwnedFd]) -> Vec<Answer> {
         Op::Launch(spec) => {
             return match cells.launch(id, &spec, fds) {
                 Ok(()) => Vec::new(),
+                // What was begun already goes the way of every cell.
+                Err(failure) if cells.exists(id) => vec![failed(failure)],
                 Err(failure) => vec![failed(failure), Answer::Gone { cell: id }],
             };
         }

@@ -53,8 +53,7 @@ impl Wall for Container {
             // Without a cgroup, the kernel counts processes per user namespace; the guest is one of them.
             let processes = (!cgroups.pids).then(|| bound(LimitKind::Pids) + 1);
             let payload_id = block.is_some().then_some(PAYLOAD_ID);
-            let (channel, control) =
-                native::launch(&launcher, spec, image, Kept { block, scratch: None })?;
+            let (channel, control) = native::launch(&launcher, spec, image, Kept { block, scratch: None })?;
             let mut landlock = vec![rule("/", Access::ReadExecute, Presence::Required)];
             landlock.extend(
                 EXPECTED.writable.iter().map(|path| rule(*path, Access::ReadWrite, Presence::Required)),

@@ -1,0 +1,241 @@
+//! `casemate doctor`: starts every wall for real and says what is missing.
+
+use std::io::Write;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use casemate_core::limits::{LimitKind, LimitsDraft};
+use casemate_core::outcome::Status;
+use casemate_core::policy::Policy;
+use casemate_core::request::{Isolation, Request, RequestDraft, Risk, Workload};
+use casemate_core::route::{Profile, State, Support};
+use casemate_engine::{Agents, Config, Durability, Engine, Io};
+use serde::Serialize;
+
+use crate::exit;
+use crate::failure::{Failure, os_words};
+use crate::home::PolicyFile;
+use crate::render::json::walls;
+use crate::render::terminal::{Style, columns, one_line};
+
+/// The weakest floor there is, so that every wall can be tried. Holds for the probes and nothing else.
+const PROBE_POLICY: &str = "[floors]\nlow = \"process\"\n";
+/// A code that nothing returns by accident.
+const PROBE_CODE: i32 = 7;
+const PROBE_TIME: Duration = Duration::from_secs(60);
+
+#[derive(Debug, Serialize)]
+struct Report {
+    version: &'static str,
+    home: String,
+    policy: String,
+    walls: Vec<Examined>,
+    facts: Vec<(String, String)>,
+}
+
+/// One stack, after it was tried.
+#[derive(Debug, Serialize)]
+struct Examined {
+    stack: Vec<&'static str>,
+    class: &'static str,
+    #[serde(flatten)]
+    finding: Finding,
+}
+
+#[derive(Debug, Serialize)]
+#[serde(tag = "state", rename_all = "lowercase")]
+enum Finding {
+    Ready {
+        started_in_ms: u64,
+    },
+    Missing {
+        reason: String,
+        fix: String,
+    },
+    /// All there, and yet it did not run.
+    Broken {
+        reason: String,
+        fix: String,
+    },
+}
+
+pub(crate) async fn doctor(policy: Option<&Path>, json: bool) -> Result<u8, Failure> {
+    let home = casemate_engine::default_home();
+    let policy = match PolicyFile::load(policy, &home)?.path {
+        Some(path) => path.display().to_string(),
+        None => "built-in".to_owned(),
+    };
+    let report = examine(&home, policy).await?;
+    let mut stdout = std::io::stdout().lock();
+    if json {
+        serde_json::to_writer(&mut stdout, &report)?;
+        writeln!(stdout)?;
+    } else {
+        stdout.write_all(render(&report, Style::of_stdout()).as_bytes())?;
+    }
+    stdout.flush()?;
+    let ready = report.walls.iter().any(|wall| matches!(wall.finding, Finding::Ready { .. }));
+    Ok(if ready { exit::DONE } else { exit::NO })
+}
+
+/// Tries the walls in a home of their own: probes are nobody's executions and leave no records.
+async fn examine(home: &Path, policy: String) -> Result<Report, Failure> {
+    let scratch = Scratch::beneath(home)?;
+    let probe_policy = Policy::parse(PROBE_POLICY).map_err(|error| Failure::new(error, ""))?;
+    let engine = Engine::open(Config {
+        home: scratch.0.clone(),
+        policy: probe_policy,
+        durability: Durability::OnExit,
+        agents: Agents::embedded(),
+    })
+    .await?;
+    let mut walls = Vec::new();
+    for profile in engine.profiles() {
+        walls.push(Examined {
+            stack: self::walls(profile.stack()),
+            class: profile.class().as_str(),
+            finding: find(&engine, profile).await?,
+        });
+    }
+    let facts = engine.facts();
+    engine.shutdown().await?;
+    Ok(Report { version: env!("CARGO_PKG_VERSION"), home: home.display().to_string(), policy, walls, facts })
+}
+
+async fn find(engine: &Engine, profile: &Profile) -> Result<Finding, Failure> {
+    if let State::Missing { reason, hint } = profile.state() {
+        return Ok(Finding::Missing { reason: reason.clone(), fix: hint.clone() });
+    }
+    let started = Instant::now();
+    let executed = engine.execute(probe(profile)?, Io::default()).await;
+    let fix = "report this with the facts below".to_owned();
+    Ok(match (executed.outcome.status, executed.evidence_error) {
+        (Status::Exited { code: PROBE_CODE }, None) => {
+            Finding::Ready { started_in_ms: started.elapsed().as_millis() as u64 }
+        }
+        (_, Some(error)) => Finding::Broken { reason: format!("no evidence: {error}"), fix },
+        (Status::Refused(refusal), _) => Finding::Broken { reason: refusal.reason, fix: refusal.hint },
+        (status, _) => Finding::Broken { reason: format!("the probe {}", status.describe()), fix },
+    })
+}
+
+/// The smallest program that shows that the wall starts things and reports how they end.
+fn probe(profile: &Profile) -> Result<Request, Failure> {
+    let shell = ["sh", "-c", "exit 7"].map(str::to_owned).to_vec();
+    let workload = match (profile.clauses().commands, profile.clauses().languages.first()) {
+        (Support::No, Some(language)) => Workload::Code {
+            language: *language,
+            source: casemate_core::request::CodeSource::Inline(exit_code(*language).to_owned()),
+            args: Vec::new(),
+        },
+        _ => Workload::Command { argv: shell },
+    };
+    let mut draft = RequestDraft::new(workload);
+    draft.risk = Risk::Low;
+    draft.isolation = Isolation::Exactly(profile.stack().clone());
+    if profile.enforces(LimitKind::WallTime) {
+        draft.limits = LimitsDraft::new().with(LimitKind::WallTime, PROBE_TIME.as_millis() as u64);
+    }
+    Ok(Request::new(draft)?)
+}
+
+fn exit_code(language: casemate_core::request::Language) -> &'static str {
+    use casemate_core::request::Language;
+    match language {
+        Language::Python => "raise SystemExit(7)",
+        Language::Javascript => "process.exit(7)",
+        Language::Shell => "exit 7",
+    }
+}
+
+fn render(report: &Report, style: Style) -> String {
+    let plain: Vec<Vec<String>> = report.walls.iter().map(|wall| wall.row()).collect();
+    let mut lines = columns(&plain);
+    for (line, wall) in lines.iter_mut().zip(&report.walls) {
+        // Coloured after they were lined up: escape sequences have no width.
+        *line = match wall.finding {
+            Finding::Ready { .. } => line.replacen("ready", &style.green("ready"), 1),
+            Finding::Missing { .. } => line.replacen("missing", &style.yellow("missing"), 1),
+            Finding::Broken { .. } => line.replacen("broken", &style.red("broken"), 1),
+        };
+    }
+    // One fix often serves several stacks.
+    let mut fixes: Vec<(&str, Vec<String>)> = Vec::new();
+    for wall in &report.walls {
+        let Some(fix) = wall.finding.fix() else { continue };
+        match fixes.iter_mut().find(|(known, _)| *known == fix) {
+            Some((_, stacks)) => stacks.push(wall.stack.join("+")),
+            None => fixes.push((fix, vec![wall.stack.join("+")])),
+        }
+    }
+    if !fixes.is_empty() {
+        lines.extend([String::new(), "to fix:".to_owned()]);
+        lines.extend(fixes.iter().map(|(fix, stacks)| format!("  {}: {}", stacks.join(", "), one_line(fix))));
+    }
+    let own = [("version", report.version), ("home", &report.home), ("policy", &report.policy)];
+    let own = own.map(|(name, value)| (name.to_owned(), value.to_owned()));
+    let facts = own.iter().chain(&report.facts);
+    let facts: Vec<Vec<String>> =
+        facts.map(|(name, value)| vec![format!("  {name}"), one_line(value)]).collect();
+    lines.extend([String::new(), "this machine:".to_owned()]);
+    lines.extend(columns(&facts));
+    lines.push(String::new());
+    lines.join("\n")
+}
+
+impl Finding {
+    fn fix(&self) -> Option<&str> {
+        match self {
+            Finding::Ready { .. } => None,
+            Finding::Missing { fix, .. } | Finding::Broken { fix, .. } => Some(fix),
+        }
+    }
+}
+
+impl Examined {
+    fn row(&self) -> Vec<String> {
+        let (state, note) = match &self.finding {
+            Finding::Ready { started_in_ms } => ("ready", format!("ran a program in {started_in_ms} ms")),
+            Finding::Missing { reason, .. } => ("missing", one_line(reason)),
+            Finding::Broken { reason, .. } => ("broken", one_line(reason)),
+        };
+        vec![self.stack.join("+"), state.to_owned(), self.class.to_owned(), note]
+    }
+}
+
+/// A directory that is gone afterwards.
+#[derive(Debug)]
+struct Scratch(PathBuf);
+
+impl Scratch {
+    /// Inside the home where that is possible: it is where walls are started from, so its mount options count.
+    fn beneath(home: &Path) -> Result<Scratch, Failure> {
+        let name = format!("doctor-{}", std::process::id());
+        let mut private = std::fs::DirBuilder::new();
+        private.mode(0o700).recursive(true);
+        let create = |parent: &Path| {
+            private.create(parent)?;
+            let path = parent.join(&name);
+            // Left by a doctor with our process id that was killed.
+            let _ = std::fs::remove_dir_all(&path);
+            std::fs::DirBuilder::new().mode(0o700).create(&path).map(|()| Scratch(path))
+        };
+        create(home).or_else(|_| create(&std::env::temp_dir())).map_err(|error| {
+            Failure::new(
+                format!(
+                    "cannot create a directory in {}: {}",
+                    one_line(&home.display().to_string()),
+                    os_words(error)
+                ),
+                "set CASEMATE_HOME to a directory of yours",
+            )
+        })
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}

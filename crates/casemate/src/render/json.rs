@@ -1,0 +1,271 @@
+//! What `--json` prints. These shapes are a contract: fields may be added, none changes.
+
+use std::time::Duration;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use casemate_core::limits::{LimitKind, Limits};
+use casemate_core::outcome::{Outcome, Refusal, Status, Usage};
+use casemate_core::stack::Stack;
+use casemate_engine::{Executed, Explanation};
+use serde::Serialize;
+use serde::ser::{SerializeMap, Serializer};
+
+use crate::output::Collected;
+
+/// One execution, `casemate run --json`.
+#[derive(Debug, Serialize)]
+pub(crate) struct RunJson {
+    id: String,
+    stack: Vec<&'static str>,
+    status: StatusJson,
+    stdout: String,
+    stderr: String,
+    /// The exact bytes, where they are not text.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    stdout_base64: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    stderr_base64: Option<String>,
+    stdout_truncated: bool,
+    stderr_truncated: bool,
+    limits_hit: Vec<LimitHitJson>,
+    unbounded: Vec<&'static str>,
+    class: Option<&'static str>,
+    usage: UsageJson,
+    #[serde(serialize_with = "timings")]
+    timings_us: Vec<(&'static str, Duration)>,
+    /// The steps of the launch, each with its microseconds.
+    launch_steps_us: Vec<(String, u32)>,
+    denied: Vec<String>,
+    /// `seq:digest` of the closing record.
+    receipt: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    evidence_error: Option<String>,
+}
+
+#[derive(Debug, Serialize)]
+#[serde(tag = "kind", rename_all = "lowercase")]
+enum StatusJson {
+    Exited { code: i32 },
+    Signaled { signal: i32 },
+    Killed { cause: &'static str, limit: Option<u64>, peak: Option<u64> },
+    Refused { reason: String, hint: String },
+    Failed { reason: String },
+}
+
+#[derive(Debug, Serialize)]
+struct LimitHitJson {
+    kind: &'static str,
+    limit: u64,
+    peak: Option<u64>,
+}
+
+#[derive(Debug, Serialize)]
+struct UsageJson {
+    wall_ms: Option<u64>,
+    cpu_ms: Option<u64>,
+    memory_peak_bytes: Option<u64>,
+    disk_bytes: Option<u64>,
+    pids_peak: Option<u64>,
+}
+
+/// `casemate explain --json`.
+#[derive(Debug, Serialize)]
+pub(crate) struct ExplainJson {
+    stack: Vec<&'static str>,
+    class: &'static str,
+    floors: Vec<String>,
+    limits: Vec<LimitJson>,
+    unbounded: Vec<&'static str>,
+    passed_over: Vec<PassedOverJson>,
+}
+
+/// `casemate explain --json` when nothing fits.
+#[derive(Debug, Serialize)]
+pub(crate) struct RefusedJson {
+    status: StatusJson,
+}
+
+#[derive(Debug, Serialize)]
+struct LimitJson {
+    kind: &'static str,
+    value: u64,
+    shown: String,
+    origin: &'static str,
+    enforced: bool,
+}
+
+#[derive(Debug, Serialize)]
+struct PassedOverJson {
+    stack: Vec<&'static str>,
+    reason: String,
+}
+
+impl RunJson {
+    pub(crate) fn new(executed: Executed, output: Collected) -> RunJson {
+        let Executed { outcome, receipt, evidence_error, .. } = executed;
+        let Outcome {
+            id, stack, class, status, limits_hit, unbounded, usage, timings, steps, denied, ..
+        } = outcome;
+        let (stdout, stdout_base64) = text(output.stdout);
+        let (stderr, stderr_base64) = text(output.stderr);
+        RunJson {
+            id,
+            stack: stack.as_ref().map(walls).unwrap_or_default(),
+            status: status.into(),
+            stdout,
+            stderr,
+            stdout_base64,
+            stderr_base64,
+            stdout_truncated: outcome.stdout_truncated,
+            stderr_truncated: outcome.stderr_truncated,
+            limits_hit: limits_hit
+                .into_iter()
+                .map(|hit| LimitHitJson { kind: hit.kind.as_str(), limit: hit.limit, peak: hit.peak })
+                .collect(),
+            unbounded: names(&unbounded),
+            class: class.map(|class| class.as_str()),
+            usage: usage.into(),
+            timings_us: timings,
+            launch_steps_us: steps,
+            denied,
+            receipt: receipt.map(|receipt| receipt.to_string()),
+            evidence_error,
+        }
+    }
+}
+
+impl ExplainJson {
+    pub(crate) fn new(Explanation { choice, limits, floors, .. }: Explanation) -> ExplainJson {
+        let passed_over = choice.passed_over.into_iter();
+        ExplainJson {
+            stack: walls(&choice.stack),
+            class: choice.class.as_str(),
+            floors,
+            limits: limits_of(&limits, &choice.unbounded),
+            unbounded: names(&choice.unbounded),
+            passed_over: passed_over
+                .map(|other| PassedOverJson { stack: walls(&other.stack), reason: other.reason })
+                .collect(),
+        }
+    }
+}
+
+impl From<Refusal> for RefusedJson {
+    fn from(refusal: Refusal) -> RefusedJson {
+        RefusedJson { status: Status::Refused(refusal).into() }
+    }
+}
+
+impl From<Status> for StatusJson {
+    fn from(status: Status) -> StatusJson {
+        match status {
+            Status::Exited { code } => StatusJson::Exited { code },
+            Status::Signaled { signal } => StatusJson::Signaled { signal },
+            Status::Killed { cause, limit, peak } => {
+                StatusJson::Killed { cause: cause.as_str(), limit, peak }
+            }
+            Status::Refused(Refusal { reason, hint }) => StatusJson::Refused { reason, hint },
+            Status::Failed { reason } => StatusJson::Failed { reason },
+        }
+    }
+}
+
+impl From<Usage> for UsageJson {
+    fn from(usage: Usage) -> UsageJson {
+        let ms = |duration: Duration| duration.as_millis() as u64;
+        UsageJson {
+            wall_ms: usage.wall.map(ms),
+            cpu_ms: usage.cpu.map(ms),
+            memory_peak_bytes: usage.memory_peak,
+            disk_bytes: usage.disk_bytes,
+            pids_peak: usage.pids_peak,
+        }
+    }
+}
+
+pub(crate) fn walls(stack: &Stack) -> Vec<&'static str> {
+    stack.walls().iter().map(|wall| wall.as_str()).collect()
+}
+
+fn names(kinds: &[LimitKind]) -> Vec<&'static str> {
+    kinds.iter().map(|kind| kind.as_str()).collect()
+}
+
+fn limits_of(limits: &Limits, unbounded: &[LimitKind]) -> Vec<LimitJson> {
+    let limit = |(kind, bound): (LimitKind, casemate_core::limits::Bound)| LimitJson {
+        kind: kind.as_str(),
+        value: bound.value,
+        shown: kind.format(bound.value),
+        origin: bound.origin.as_str(),
+        enforced: !unbounded.contains(&kind),
+    };
+    limits.iter().map(limit).collect()
+}
+
+/// The text, and the exact bytes where the text is not exact.
+fn text(bytes: Vec<u8>) -> (String, Option<String>) {
+    match String::from_utf8(bytes) {
+        Ok(text) => (text, None),
+        Err(error) => {
+            let exact = STANDARD.encode(error.as_bytes());
+            (String::from_utf8_lossy(error.as_bytes()).into_owned(), Some(exact))
+        }
+    }
+}
+
+/// An object whose members stand in the order in which the phases happened.
+fn timings<S: Serializer>(phases: &[(&'static str, Duration)], serializer: S) -> Result<S::Ok, S::Error> {
+    let mut map = serializer.serialize_map(Some(phases.len()))?;
+    for (phase, duration) in phases {
+        map.serialize_entry(phase, &(duration.as_micros() as u64))?;
+    }
+    map.end()
+}
+
+#[cfg(test)]
+mod tests {
+    use casemate_core::outcome::{Cause, LimitHit};
+    use casemate_core::stack::Class;
+
+    use super::*;
+
+    fn json(outcome: Outcome, stdout: &[u8]) -> String {
+        let executed = Executed { outcome, receipt: None, evidence_error: None };
+        let output = Collected { stdout: stdout.to_vec(), stderr: b"oops\n".to_vec() };
+        serde_json::to_string_pretty(&RunJson::new(executed, output)).unwrap()
+    }
+
+    #[test]
+    fn the_shape_of_a_run() {
+        let mut outcome = Outcome::without_cell("x1", Status::Exited { code: 3 });
+        outcome.stack = Some("container".parse().unwrap());
+        outcome.class = Some(Class::SharedKernel);
+        outcome.limits_hit = vec![LimitHit { kind: LimitKind::Pids, limit: 64, peak: Some(64) }];
+        outcome.unbounded = vec![LimitKind::Cpus];
+        outcome.usage = Usage { wall: Some(Duration::from_millis(12)), ..Usage::default() };
+        outcome.timings = vec![("launch", Duration::from_micros(900)), ("exec", Duration::from_micros(80))];
+        insta::assert_snapshot!(json(outcome, b"hello\n"));
+    }
+
+    #[test]
+    fn the_shape_of_a_kill() {
+        let status = Status::Killed { cause: Cause::Memory, limit: Some(64 << 20), peak: Some(64 << 20) };
+        insta::assert_snapshot!(json(Outcome::without_cell("x2", status), b""));
+    }
+
+    #[test]
+    fn the_shape_of_a_refusal() {
+        let status = Status::Refused(Refusal::new("memory 1 MiB is below the minimum of 8 MiB", "set it"));
+        insta::assert_snapshot!(json(Outcome::without_cell("x3", status), b""));
+    }
+
+    #[test]
+    fn bytes_that_are_not_text_come_exactly_as_well() {
+        let json = json(Outcome::without_cell("x4", Status::Signaled { signal: 9 }), b"a\xffb");
+        let value: serde_json::Value = serde_json::from_str(&json).unwrap();
+        assert_eq!(value["stdout"], "a\u{fffd}b");
+        assert_eq!(value["stdout_base64"], "Yf9i");
+        assert_eq!(value.get("stderr_base64"), None);
+    }
+}

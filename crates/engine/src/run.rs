@@ -13,10 +13,10 @@ use sha2::{Digest, Sha256};
 use tokio::time::timeout;
 
 use crate::guest::{Channel, ChannelError, Event};
-use crate::io::Io;
+use crate::io::{Chunk, Io};
 use crate::transfer;
 use crate::wall::{Cell, Places, Wall, WallError};
-use crate::watch::Watch;
+use crate::watch::{Watch, cancelled};
 
 /// How long a cell may take from the request to a held payload. A launch takes milliseconds.
 const SETUP_LIMIT: Duration = Duration::from_secs(30);
@@ -39,6 +39,8 @@ pub(crate) struct Ran {
     pub(crate) posture: Option<Posture>,
     pub(crate) config: Option<Config>,
     pub(crate) digests: Digests,
+    /// Output that the receiver had not taken when the cell was gone.
+    pub(crate) undelivered: Vec<Chunk>,
 }
 
 /// SHA-256 of what went in and came out, under the names that the receipt uses.
@@ -75,6 +77,8 @@ impl Timings {
 pub(crate) enum Trouble {
     Refused(Refusal),
     Failed(String),
+    /// The caller lost interest before the payload began.
+    Cancelled,
 }
 
 impl From<WallError> for Trouble {
@@ -149,7 +153,12 @@ async fn begin(
         cell.channel.tell(&ToGuest::Exec(exec(plan, &cell.places, stdin)));
         held(&mut cell.channel).await
     };
-    let pid = match timeout(SETUP_LIMIT, prepare).await {
+    let mut cancel = io.cancel.clone();
+    let prepared = tokio::select! {
+        prepared = timeout(SETUP_LIMIT, prepare) => prepared,
+        () = cancelled(&mut cancel) => return Err(Trouble::Cancelled),
+    };
+    let pid = match prepared {
         Ok(Ok(pid)) => pid,
         Ok(Err(trouble)) => return Err(explain_start(cell, trouble).await),
         Err(_) => return Err(Trouble::Failed(format!("the cell was not ready within {SETUP_LIMIT:?}"))),

@@ -267,6 +267,7 @@ impl Cells {
                 let site = Site {
                     image: &parts.image,
                     scratch: parts.scratch.as_ref().map(OwnedFd::as_fd),
+                    group: &parts.group,
                     channel,
                     guest: self.guest.as_fd(),
                     filter: &self.filter,
@@ -281,7 +282,7 @@ impl Cells {
         }
     }
 
-    /// The launcher's part: ids and cgroups, while the child waits.
+    /// The launcher's part, while the child waits.
     fn admit(&self, pid: i32, spec: &CellSpec, parts: &Parts) -> Result<(), Failure> {
         let proc = self.mode.proc();
         if parts.flags & libc::CLONE_NEWUSER != 0 {
@@ -294,7 +295,6 @@ impl Cells {
                 fs::write(format!("{proc}/{pid}/{file}"), map).map_err(Failure::at("map ids"))?;
             }
         }
-        self.tree.attach(&parts.group, pid).map_err(Failure::at("enter cgroup"))?;
         fs::write(format!("{proc}/{pid}/oom_score_adj"), OOM_SCORE_ADJ).map_err(Failure::at("oom score"))
     }
 
@@ -337,6 +337,11 @@ impl Cells {
         let proc = self.mode.proc();
         let pid = inspect::find(proc, cell.pid, inner).map_err(Failure::at("find payload"))?;
         let mut posture = inspect::posture(proc, pid, &self.host).map_err(Failure::at("read posture"))?;
+        let membership =
+            fs::read_to_string(format!("{proc}/{pid}/cgroup")).map_err(Failure::at("read posture"))?;
+        if !self.tree.holds(&cell.group, &membership) {
+            return Err(Failure::new("read posture", "the payload is not in the cell's cgroups"));
+        }
         posture.cgroup = self.tree.observed(&cell.group);
         Ok(posture)
     }

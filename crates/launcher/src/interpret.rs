@@ -13,6 +13,7 @@ use rustix::mount::{
 };
 use rustix::process::{chdir, getcwd, setsid};
 
+use crate::cgroup::Group;
 use crate::home::{CELL, SCRATCH};
 use crate::recipe::{Capabilities, GUEST_ID, Ids, Mask, Op};
 use crate::sys;
@@ -22,6 +23,7 @@ pub(crate) struct Site<'a> {
     /// Path of the prepared image; empty for the `process` wall.
     pub(crate) image: &'a str,
     pub(crate) scratch: Option<BorrowedFd<'a>>,
+    pub(crate) group: &'a Group,
     pub(crate) channel: BorrowedFd<'a>,
     pub(crate) guest: BorrowedFd<'a>,
     pub(crate) filter: &'a [libc::sock_filter],
@@ -59,6 +61,7 @@ pub(crate) fn build(ops: &[Op], mut site: Site<'_>) -> ! {
 /// One operation. Any error ends the launch.
 fn perform(op: Op, site: &mut Site<'_>) -> io::Result<()> {
     match op {
+        Op::EnterCgroups => site.group.enter(),
         Op::AwaitLauncher => {
             sys::unblock_signals()?;
             site.go.read_exact(&mut [0])

@@ -12,7 +12,9 @@ pub(crate) const PAYLOAD_ID: u32 = 1000;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Op {
-    /// Wait until the launcher has mapped the ids and put the child into its cgroups.
+    /// First of all: whatever comes next is counted and limited.
+    EnterCgroups,
+    /// Wait until the launcher has mapped the ids.
     AwaitLauncher,
     /// Leave the launcher's host uid for the cell's own, before touching anything.
     TakeIds(Ids),
@@ -116,7 +118,7 @@ pub(crate) const PROC_MASKS: [Mask; 11] = [
 
 /// The list of operations for `spec`. `masks` are those that exist on this kernel.
 pub(crate) fn operations(spec: &CellSpec, masks: &[Mask]) -> Vec<Op> {
-    let mut ops = vec![Op::AwaitLauncher];
+    let mut ops = vec![Op::EnterCgroups, Op::AwaitLauncher];
     match spec.wall {
         Wall::Container { .. } => {
             let (ids, capabilities) = match spec.id_block {
@@ -168,6 +170,7 @@ impl Op {
     /// As it appears in errors, timings and documentation.
     pub(crate) fn name(self) -> String {
         match self {
+            Op::EnterCgroups => "enter cgroups".into(),
             Op::AwaitLauncher => "await launcher".into(),
             Op::TakeIds(_) => "take ids".into(),
             Op::NewCgroupNamespace => "new cgroup namespace".into(),

@@ -12,8 +12,8 @@ pub struct Traces {
     pub launchers: Vec<(u32, usize)>,
     /// Processes of cells, with their command lines.
     pub processes: Vec<(u32, String)>,
-    /// Directories of cells in the cgroup trees.
-    pub groups: Vec<PathBuf>,
+    /// Directories of cells in the cgroup trees: how many in each. One may be made ahead for the next cell, so names differ.
+    pub groups: Vec<(PathBuf, usize)>,
     /// Mount points in the launchers' view.
     pub mounts: Vec<String>,
     /// Scratch directories of cells.
@@ -49,6 +49,23 @@ impl Traces {
             && self.processes.is_empty()
             && self.groups.is_empty()
             && self.files.is_empty()
+    }
+
+    /// The house once it has come to rest: no cell lives, and two looks agree.
+    pub async fn at_rest(run: &str, within: Duration) -> Result<Traces, Traces> {
+        let deadline = Instant::now() + within;
+        let mut last = Traces::of(run);
+        loop {
+            tokio::time::sleep(Duration::from_millis(25)).await;
+            let now = Traces::of(run);
+            if now == last && now.processes.is_empty() && now.files.is_empty() {
+                return Ok(now);
+            }
+            if Instant::now() > deadline {
+                return Err(now);
+            }
+            last = now;
+        }
     }
 
     /// Waits until `run` looks like this again; the last look otherwise.
@@ -124,21 +141,26 @@ fn descriptors(pid: u32) -> usize {
 
 /// Without the host's own tree, which changes for reasons of its own.
 fn mount_points(pid: u32) -> Vec<String> {
+    let namespace = |pid: &str| fs::read_link(format!("/proc/{pid}/ns/mnt")).ok();
+    if namespace(&pid.to_string()) == namespace("self") {
+        return Vec::new();
+    }
     let text = fs::read_to_string(format!("/proc/{pid}/mountinfo")).unwrap_or_default();
     let points = text.lines().filter_map(|line| line.split(' ').nth(4));
     points.filter(|point| !point.starts_with("/host")).map(str::to_owned).collect()
 }
 
-/// `casemate/RUN/CELL` in every hierarchy, wherever it is mounted.
-fn groups(run: &str) -> Vec<PathBuf> {
+/// `casemate/RUN…/CELL` in every hierarchy, wherever it is mounted.
+fn groups(run: &str) -> Vec<(PathBuf, usize)> {
     let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
     let hierarchies = mounts.lines().filter_map(|line| {
         let (left, right) = line.split_once(" - ")?;
         right.starts_with("cgroup").then(|| left.split(' ').nth(4))?
     });
-    let mut found: Vec<PathBuf> = hierarchies
-        .flat_map(|mount| below(&Path::new(mount).join("casemate").join(run)))
-        .filter(|path| path.is_dir())
+    let mut found: Vec<(PathBuf, usize)> = hierarchies
+        .flat_map(|mount| below(&Path::new(mount).join("casemate")))
+        .filter(|own| own.file_name().is_some_and(|name| name.to_string_lossy().starts_with(run)))
+        .map(|own| (own.clone(), below(&own).iter().filter(|path| path.is_dir()).count()))
         .collect();
     found.sort();
     found

@@ -103,6 +103,7 @@ pub(crate) mod layers {
         &["no-new-privileges", "seccomp", "landlock", "user-namespace", "read-only"];
     pub(crate) const NETWORK: &[Layer] = &["net-namespace"];
     pub(crate) const IPC: &[Layer] = &["ipc-namespace"];
+    pub(crate) const QUEUES: &[Layer] = &["ipc-namespace", "landlock"];
     pub(crate) const IDS: &[Layer] = &["payload-ids"];
     pub(crate) const RLIMITS: &[Layer] = &["rlimits"];
     pub(crate) const DESCRIPTORS: &[Layer] = &["descriptors"];

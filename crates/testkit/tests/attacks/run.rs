@@ -133,7 +133,9 @@ impl Suite {
                 let attempt = match row.trial {
                     Trial::Probe { .. } => {
                         let ran = probe(&shared, &stack, row, &bait).run().await;
-                        Attempt { outcome: expect(judge(&ran), &Finding::Held), notes: notes(&ran.out()) }
+                        let outcome = expect(judge(&ran), &Finding::Held);
+                        let outcome = outcome.map_err(|why| format!("{why}: {}", ran.story()));
+                        Attempt { outcome, notes: notes(&ran.out()) }
                     }
                     Trial::Judged { judge, .. } => {
                         let rig = Arc::new(Rig::open().await);
@@ -152,43 +154,60 @@ impl Suite {
         attempts
     }
 
-    /// Rows that lack the same layers share a weakened engine.
+    /// Probes that lack the same layers share a weakened engine; what is judged from outside has one of its own.
     async fn controls(
         &self,
         places: &[(Place, On)],
         walls: &[Stack],
         trials: &BTreeMap<Place, Attempt>,
     ) -> BTreeMap<Place, Outcome> {
-        let mut weakened: BTreeMap<Vec<Layer>, Vec<(Place, Control)>> = BTreeMap::new();
         let mut outcomes = BTreeMap::new();
+        let mut weakened: BTreeMap<Vec<Layer>, Arc<Rig>> = BTreeMap::new();
+        let mut tasks = JoinSet::new();
         for &(place, on) in places {
             let On::Held(control) = on else { continue };
-            match needed(control) {
-                Err(word) => drop(outcomes.insert(place, Ok(word))),
-                Ok(set) => weakened.entry(set.to_vec()).or_default().push((place, control)),
+            let set = match needed(control) {
+                Ok(set) => set,
+                Err(word) => {
+                    outcomes.insert(place, Ok(word));
+                    continue;
+                }
+            };
+            let row = self.rows[place.0];
+            let judged = matches!(row.trial, Trial::Judged { .. });
+            if !judged && !weakened.contains_key(set) {
+                weakened.insert(set.to_vec(), Arc::new(rig_without(set).await));
             }
-        }
-        for (set, members) in weakened {
-            let rig = Arc::new(if set.is_empty() { Rig::open().await } else { Rig::without(&set).await });
-            let mut tasks = JoinSet::new();
-            for (place, control) in members {
-                let row = self.rows[place.0];
-                let scene = Scene {
-                    rig: rig.clone(),
-                    stack: walls[place.1].clone(),
-                    bait: self.bait.clone(),
-                    time_to_spare: matches!(control, Control::TimeToSpare),
+            let shared = weakened.get(set).filter(|_| !judged).cloned();
+            let (stack, bait) = (walls[place.1].clone(), self.bait.clone());
+            let (permits, strong) = (self.permits.clone(), trials[&place].notes.clone());
+            tasks.spawn(async move {
+                let _permit = permits.acquire_owned().await;
+                let own = match &shared {
+                    Some(shared) => shared.clone(),
+                    None => Arc::new(rig_without(set).await),
                 };
-                let (permits, strong) = (self.permits.clone(), trials[&place].notes.clone());
-                tasks.spawn(async move {
-                    let _permit = permits.acquire_owned().await;
-                    (place, control_one(row, control, scene, strong).await)
-                });
-            }
-            outcomes.extend(collect(tasks).await);
+                let time_to_spare = matches!(control, Control::TimeToSpare);
+                let scene = Scene { rig: own.clone(), stack, bait, time_to_spare };
+                let outcome = control_one(row, control, scene, strong).await;
+                if shared.is_none() {
+                    close(own).await;
+                }
+                (place, outcome)
+            });
+        }
+        outcomes.extend(collect(tasks).await);
+        for (_, rig) in weakened {
             close(rig).await;
         }
         outcomes
+    }
+}
+
+async fn rig_without(layers: &[Layer]) -> Rig {
+    match layers {
+        [] => Rig::open().await,
+        _ => Rig::without(layers).await,
     }
 }
 
@@ -319,6 +338,7 @@ pub(crate) fn judge_words(code: i32, out: &str) -> Result<Finding, String> {
     match code {
         10 if verdict.starts_with("verdict: held") => Ok(Finding::Held),
         20 if verdict.starts_with("verdict: escaped") => Ok(Finding::Escaped),
+        10 | 20 => Err(format!("exit code {code}, but {verdict:?}")),
         _ => {
             let doubts: Vec<&str> = out.lines().filter(|line| line.starts_with("inconclusive:")).collect();
             Err(format!("code {code}, {verdict}\n      {}\n      ", doubts.join("\n      ")))

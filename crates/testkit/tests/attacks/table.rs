@@ -8,6 +8,7 @@ use crate::row::layers::*;
 use crate::row::{Row, Trial};
 
 const NO_SYSRQ: &str = "this kernel has no sysrq; core-pattern is the control of the same read-only /proc";
+const NO_ALG: &str = "this kernel has no AF_ALG, and the filter answers just like that";
 const NO_RESOURCE: &str = "root on this machine cannot raise limits either";
 const NO_MOUNTS: &str = "no mount of its own to cover or uncover: the host's are not the payload's to see";
 
@@ -72,7 +73,7 @@ pub(crate) const ROWS: &[Row] = &[
     as_root(&[25], "perf"),
     both(&[26], "userfaultfd", Without(FILTER)),
     both(&[27], "tiocsti", Without(FILTER)),
-    both(&[28], "af-alg", AnswersDiffer(FILTER)),
+    probe(&[28], "", "af-alg", Held(Nothing(NO_ALG)), Held(AnswersDiffer(FILTER))),
     both(&[28], "af-vsock", Without(FILTER)),
     as_root(&[28], "af-packet"),
     both(&[28], "af-netlink", Without(FILTER)),
@@ -116,7 +117,7 @@ pub(crate) const ROWS: &[Row] = &[
     both(&[47, 50], "metadata", BareWithNetwork),
     both(&[47], "interfaces", BareWithNetwork),
     probe(&[43], "{segment} {marker}", "shm-sysv", Held(Without(IPC)), Held(Without(FILTER))),
-    probe(&[43], "/{marker}", "posix-mq", Held(Without(IPC)), Held(Without(FILTER))),
+    probe(&[43], "/{marker}", "posix-mq", Held(Without(QUEUES)), Held(Without(FILTER_AND_FILES))),
 ];
 
 /// Attacks on parts that do not exist yet, and those that are settled without a cell.

@@ -142,13 +142,15 @@ async fn begin(
     ran: &mut Ran,
 ) -> Result<(), Trouble> {
     cell.channel.tell(&ToGuest::Configure(cell.config.clone()));
+    // Out of the block, or it would share `io` across an await, and executions could not move between threads.
+    let (inputs, stdin) = (std::mem::take(&mut io.inputs), io.stdin.is_some());
     let prepare = async {
         let code = code_file(plan);
-        if !io.inputs.is_empty() || code.is_some() {
-            transfer::put(cell, std::mem::take(&mut io.inputs), code, &mut ran.digests).await?;
+        if !inputs.is_empty() || code.is_some() {
+            transfer::put(cell, inputs, code, &mut ran.digests).await?;
             ran.timings.mark("files in");
         }
-        cell.channel.tell(&ToGuest::Exec(exec(plan, &cell.places, io.stdin.is_some())));
+        cell.channel.tell(&ToGuest::Exec(exec(plan, &cell.places, stdin)));
         held(&mut cell.channel).await
     };
     let mut cancel = io.cancel.clone();

@@ -58,7 +58,7 @@ impl Confinement {
 
     /// Confines the calling process for good. The filter comes last: it denies much of what precedes it.
     pub(crate) fn apply(&self) -> Result<(), Step> {
-        for &(resource, value) in &self.rlimits {
+        for &(resource, value) in self.rlimits.iter().filter(|_| stands("rlimits")) {
             // A hard limit that is already lower cannot be raised, and need not be.
             let value = sys::hard_rlimit(resource).map_err(step("rlimits"))?.min(value);
             sys::set_rlimit(resource, value, value).map_err(step("rlimits"))?;

@@ -348,6 +348,8 @@ fn child(
         // Nothing of the guest stays open here, least of all its channel.
         let [moved, hold] = sys::only_these([*report, hold]).map_err(step("close descriptors"))?;
         *report = moved;
+        #[cfg(feature = "weaken")]
+        crate::weaken::leave_a_descriptor().map_err(step("close descriptors"))?;
         let strings = exec_strings(exec).map_err(step("arguments"))?;
         confinement.apply()?;
         confinement.show_posture().map_err(step("show posture"))?;

@@ -20,3 +20,12 @@ pub(crate) fn load() {
 pub(crate) fn without(layer: &str) -> bool {
     WITHOUT.iter().any(|name| name == layer)
 }
+
+/// Without the layer `descriptors`, one more than 0–2 survives the coming `execve`.
+pub(crate) fn leave_a_descriptor() -> std::io::Result<()> {
+    if without("descriptors") {
+        // Never closed: it is meant to be inherited.
+        std::mem::forget(rustix::io::dup(std::io::stdin())?);
+    }
+    Ok(())
+}

@@ -169,6 +169,9 @@ impl Cells {
         let scratch = match spec.wall {
             Wall::Container { disk_bytes, inodes, .. } => {
                 let owner = spec.id_block.map(|block| block_start(block) + PAYLOAD_ID);
+                #[cfg(feature = "weaken")]
+                let owner =
+                    if crate::weaken::without("user-namespace") { owner.and(Some(PAYLOAD_ID)) } else { owner };
                 Some(make_scratch(disk_bytes, inodes, owner).map_err(Failure::at("make scratch"))?)
             }
             Wall::Process => None,
@@ -471,6 +474,10 @@ fn make_scratch(bytes: u64, inodes: u64, owner: Option<u32>) -> io::Result<Owned
         ("nr_inodes", (inodes + OWN_INODES).to_string()),
     ];
     for (key, value) in options {
+        #[cfg(feature = "weaken")]
+        if crate::weaken::without("scratch-quota") && matches!(key, "size" | "nr_inodes") {
+            continue;
+        }
         fsconfig_set_string(&context, key, value.as_str())?;
     }
     fsconfig_create(&context)?;

@@ -7,11 +7,13 @@
 //!   +--------+--------+------+-----------------+
 //! ```
 //! Integers are little endian. `length` is at most [`MAX_PAYLOAD`]. Kinds: a control message (stream 0 only), data, credit and
-//! end of one stream. A sender may have at most [`WINDOW`] bytes of a stream under way; the receiver returns credit
+//! end of one stream, and a part of a control message that the next frame goes on with. A sender may have at most [`WINDOW`] bytes of a stream under way; the receiver returns credit
 //! as it consumes them, so one stuck stream never blocks another and memory stays bounded on both sides.
 
 /// Largest payload of one frame. A receiver that is told of more stops reading the channel for good.
 pub const MAX_PAYLOAD: usize = 64 * 1024;
+/// Largest control message, in however many frames: arguments and environment of a command, and a little more.
+pub const MAX_MESSAGE: usize = (1 << 20) + MAX_PAYLOAD;
 /// Bytes of one stream that may be on their way before the receiver has to return credit.
 pub const WINDOW: u32 = 256 * 1024;
 /// Bytes before the payload.
@@ -25,8 +27,10 @@ pub struct Frame<'a> {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Body<'a> {
-    /// A control message; its stream is 0.
+    /// A control message, or its end; its stream is 0.
     Message(&'a [u8]),
+    /// The beginning or middle of a control message. Only the engine sends messages that are long enough to need it.
+    Part(&'a [u8]),
     Data(&'a [u8]),
     /// The receiver has consumed this many bytes.
     Credit(u32),
@@ -48,12 +52,26 @@ const MESSAGE: u8 = 0;
 const DATA: u8 = 1;
 const CREDIT: u8 = 2;
 const END: u8 = 3;
+const PART: u8 = 4;
+
+/// Appends a control message to `out`, in as many frames as it needs.
+pub fn encode_message(message: &[u8], out: &mut Vec<u8>) {
+    let mut rest = message;
+    while let Some((part, after)) = rest.split_at_checked(MAX_PAYLOAD)
+        && !after.is_empty()
+    {
+        encode(0, Body::Part(part), out);
+        rest = after;
+    }
+    encode(0, Body::Message(rest), out);
+}
 
 /// Appends one frame to `out`. `body` must not exceed [`MAX_PAYLOAD`]; longer data goes out in several frames.
 pub fn encode(stream: u32, body: Body<'_>, out: &mut Vec<u8>) {
     let credit;
     let (kind, payload): (u8, &[u8]) = match body {
         Body::Message(bytes) => (MESSAGE, bytes),
+        Body::Part(bytes) => (PART, bytes),
         Body::Data(bytes) => (DATA, bytes),
         Body::Credit(n) => {
             credit = n.to_le_bytes();
@@ -113,16 +131,18 @@ impl Decoder {
         let bad_shape = FrameError::BadShape { kind, length, stream };
         match kind {
             MESSAGE if stream == 0 => {}
+            PART if stream == 0 && length as usize == MAX_PAYLOAD => {}
             DATA if stream != 0 && length > 0 => {}
             CREDIT if stream != 0 && length == 4 => {}
             END if stream != 0 && length == 0 => {}
-            MESSAGE..=END => return Err(bad_shape),
+            MESSAGE..=PART => return Err(bad_shape),
             other => return Err(FrameError::UnknownKind(other)),
         }
         let Some(payload) = rest.get(..length as usize) else { return Ok(None) };
         self.start += HEADER + length as usize;
         let body = match kind {
             MESSAGE => Body::Message(payload),
+            PART => Body::Part(payload),
             DATA => Body::Data(payload),
             CREDIT => Body::Credit(u32::from_le_bytes([payload[0], payload[1], payload[2], payload[3]])),
             _ => Body::End,
@@ -242,6 +262,28 @@ mod tests {
         let mut bytes = u32::MAX.to_le_bytes().to_vec();
         bytes.extend([1, 0, 0, 0, DATA]);
         assert_eq!(decode_all(&bytes, 3), Err(FrameError::TooLong(u32::MAX)));
+    }
+
+    #[test]
+    fn a_message_longer_than_a_frame_goes_out_in_parts() {
+        for (length, parts) in [(0, 0), (MAX_PAYLOAD, 0), (MAX_PAYLOAD + 1, 1), (3 * MAX_PAYLOAD, 2)] {
+            let message: Vec<u8> = (0..length).map(|n| (n % 251) as u8).collect();
+            let mut bytes = Vec::new();
+            encode_message(&message, &mut bytes);
+            let mut decoder = Decoder { end: bytes.len(), start: 0, buffer: bytes };
+            let (mut whole, mut seen) = (Vec::new(), 0);
+            while let Some(frame) = decoder.next_frame().unwrap() {
+                match frame.body {
+                    Body::Part(part) => {
+                        seen += 1;
+                        whole.extend_from_slice(part);
+                    }
+                    Body::Message(end) => whole.extend_from_slice(end),
+                    other => panic!("{other:?}"),
+                }
+            }
+            assert_eq!((whole, seen), (message, parts));
+        }
     }
 
     #[test]

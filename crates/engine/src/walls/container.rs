@@ -14,7 +14,7 @@ use casemate_wire::launch::{self, Image};
 use crate::home::Home;
 use crate::launcher::{Keeper, Kept};
 use crate::wall::{Bounding, Cell, Expected, Later, Places, Wall, WallError};
-use crate::walls::native::{self, device_rules, rule};
+use crate::walls::native::{self, rule};
 
 /// Uid and gid of the payload inside the cell.
 const PAYLOAD_ID: u32 = 1000;
@@ -58,7 +58,8 @@ impl Wall for Container {
             landlock.extend(
                 EXPECTED.writable.iter().map(|path| rule(*path, Access::ReadWrite, Presence::Required)),
             );
-            landlock.extend(device_rules());
+            // A cell's /dev has nothing but harmless devices in it.
+            landlock.push(rule("/dev", Access::Device, Presence::Required));
             let config = Config {
                 version: PROTOCOL_VERSION,
                 payload_id,

@@ -13,7 +13,7 @@ use casemate_wire::launch::{self, Privilege};
 use crate::home::Home;
 use crate::launcher::{Keeper, Kept};
 use crate::wall::{Bounding, Cell, Expected, Later, Places, Wall, WallError};
-use crate::walls::native::{self, device_rules, rule};
+use crate::walls::native::{self, rule};
 
 pub(crate) struct Process {
     pub(crate) keeper: Keeper,
@@ -51,7 +51,7 @@ impl Wall for Process {
             landlock.extend(
                 [&places.work, &places.tmp].map(|path| rule(path, Access::ReadWrite, Presence::Required)),
             );
-            landlock.extend(device_rules());
+            landlock.extend(native::DEVICES.map(|path| rule(path, Access::Device, Presence::Optional)));
             let config = Config {
                 version: PROTOCOL_VERSION,
                 payload_id: None,

@@ -232,15 +232,19 @@ impl Engine {
 
     /// Waits until every cell is gone and every record durable, then leaves the home.
     pub async fn shutdown(self) -> Result<(), OpenError> {
-        let synced = self.store.sync();
-        let Engine { container, process, home, .. } = self;
+        let Engine { container, process, home, store, .. } = self;
+        // The disk and the launchers take their time at the same time.
+        let sync = tokio::task::spawn_blocking(move || store.sync());
         process.keeper.shutdown().await;
         container.keeper.shutdown().await;
         drop((process.home, container.home));
         if let Some(home) = Arc::into_inner(home) {
             home.close();
         }
-        Ok(synced?)
+        match sync.await {
+            Ok(synced) => Ok(synced?),
+            Err(panicked) => Err(OpenError::Launcher(panicked.to_string())),
+        }
     }
 
     fn wall(&self, plan: &Plan) -> &dyn Wall {

@@ -338,7 +338,7 @@ impl Cells {
         let pid = inspect::find(proc, cell.pid, inner).map_err(Failure::at("find payload"))?;
         let mut posture = inspect::posture(proc, pid, &self.host).map_err(Failure::at("read posture"))?;
         let membership =
-            fs::read_to_string(format!("{proc}/{pid}/cgroup")).map_err(Failure::at("read posture"))?;
+            sys::read_text(&format!("{proc}/{pid}/cgroup")).map_err(Failure::at("read posture"))?;
         if !self.tree.holds(&cell.group, &membership) {
             return Err(Failure::new("read posture", "the payload is not in the cell's cgroups"));
         }

@@ -43,6 +43,20 @@ impl Controller {
     }
 }
 
+impl Controller {
+    /// Where a limit can be read back.
+    fn limit_files(self, version: Version) -> &'static [&'static str] {
+        match (self, version) {
+            (Controller::Memory, Version::V1) => &["memory.limit_in_bytes"],
+            (Controller::Memory, Version::V2) => &["memory.max", "memory.oom.group"],
+            (Controller::Pids, _) => &["pids.max"],
+            (Controller::Cpu, Version::V1) => &["cpu.cfs_quota_us"],
+            (Controller::Cpu, Version::V2) => &["cpu.max"],
+            (Controller::CpuAcct, _) => &[],
+        }
+    }
+}
+
 struct Hierarchy {
     version: Version,
     controllers: Vec<Controller>,
@@ -267,19 +281,13 @@ impl Tree {
 
     /// The limits as the kernel states them: evidence.
     pub(crate) fn observed(&self, group: &Group) -> Vec<(String, String)> {
-        const FILES: [&str; 6] = [
-            "memory.max",
-            "memory.limit_in_bytes",
-            "memory.oom.group",
-            "pids.max",
-            "cpu.max",
-            "cpu.cfs_quota_us",
-        ];
         let mut found = Vec::new();
-        for dir in &group.dirs {
-            for file in FILES {
-                if let Some(text) = read(dir.as_fd(), file) {
-                    found.push((file.to_owned(), text.trim().to_owned()));
+        for (hierarchy, dir) in self.hierarchies.iter().zip(&group.dirs) {
+            for controller in &hierarchy.controllers {
+                for file in controller.limit_files(hierarchy.version) {
+                    if let Some(text) = read(dir.as_fd(), file) {
+                        found.push(((*file).to_owned(), text.trim().to_owned()));
+                    }
                 }
             }
         }
@@ -491,8 +499,7 @@ fn write_if_present(dir: BorrowedFd<'_>, file: &str, value: &str) -> io::Result<
 }
 
 fn read(dir: BorrowedFd<'_>, file: &str) -> Option<String> {
-    let fd = openat(dir, file, OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW, Mode::empty()).ok()?;
-    io::read_to_string(fs::File::from(fd)).ok()
+    crate::sys::read_text_at(dir, file).ok()
 }
 
 fn number(dir: BorrowedFd<'_>, file: &str) -> Option<u64> {

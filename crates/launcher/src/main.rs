@@ -5,7 +5,8 @@
 //! path, a command or anything that comes out of a cell. When the engine's end of the socket closes, it kills every cell, removes
 //! what they left, and ends.
 //!
-//! Started as `casemate-launcher RUN container|process GENERATION` with descriptor 3 = control socket, 4 = the guest's program.
+//! Started as `casemate-launcher RUN container|process GENERATION` with descriptor 3 = control socket; what else it
+//! inherits is held for the sake of its locks.
 
 mod cells;
 mod cgroup;
@@ -81,7 +82,7 @@ fn arguments() -> io::Result<(Owner, Mode)> {
 fn serve(owner: Owner, mode: Mode) -> io::Result<()> {
     #[cfg(feature = "weaken")]
     weaken::load();
-    let [control, guest] = sys::inherited()?;
+    let control = sys::inherited_control()?;
     let events = sys::child_events()?;
     // Orphans of a cell without a PID namespace come to us, not to the host's init.
     sys::prctl(libc::PR_SET_CHILD_SUBREAPER, 1)?;
@@ -92,18 +93,20 @@ fn serve(owner: Owner, mode: Mode) -> io::Result<()> {
         Mode::Container => home::enter(root),
         Mode::Process => Err("this launcher serves the process wall".into()),
     };
-    let mut cells = Cells::new(mode, root, tree, guest, host);
-    let container =
-        entered.and_then(|()| cells.build_ahead().map_err(|error| format!("network namespace: {error}")));
+    let container = entered.and_then(|()| home::user_namespaces_allowed());
     let hello = Hello {
         version: PROTOCOL_VERSION,
         privilege: if root { Privilege::Root } else { Privilege::Rootless },
         container,
         landlock_abi: sys::landlock_abi(),
         seccomp: sys::seccomp_available(),
-        cgroups: cells.tree.describe(),
+        cgroups: tree.describe(),
     };
     answer(control.as_fd(), &Answer::Hello(hello))?;
+    let guest = receive_guest(control.as_fd())?;
+    let mut cells = Cells::new(mode, root, tree, guest, host);
+    // A launch that finds nothing built ahead tries again itself, and reports the reason.
+    let _ = cells.build_ahead();
     let served = run_loop(&mut cells, control.as_fd(), events.as_fd());
     cells.doom_all();
     let deadline = Instant::now() + LAST_SWEEP;
@@ -149,7 +152,6 @@ fn run_loop(cells: &mut Cells, control: BorrowedFd<'_>, events: BorrowedFd<'_>) 
                         answer(control, &message)?;
                     }
                     drop(fds);
-                    // A launch that finds nothing built ahead tries again itself, and reports the reason.
                     let _ = cells.build_ahead();
                 }
                 None => return Ok(()),
@@ -166,6 +168,10 @@ fn handle(cells: &mut Cells, request: Request, fds: &[OwnedFd]) -> Vec<Answer> {
     let Request { id, op } = request;
     let failed = |Failure { step, message }| Answer::Failed { id, step, message };
     let done = match op {
+        Op::Guest => Err(Failure {
+            step: "check request".into(),
+            message: "the guest's program is here already".into(),
+        }),
         Op::Launch(spec) => {
             return match cells.launch(id, &spec, fds) {
                 Ok(()) => Vec::new(),
@@ -201,6 +207,14 @@ fn wait<T>(sources: &[(BorrowedFd<'_>, T)], patience: Option<Duration>) -> io::R
 
 fn answer(control: BorrowedFd<'_>, answer: &Answer) -> io::Result<()> {
     send(control, &answer.encode(), SendFlags::NOSIGNAL).map(drop).map_err(io::Error::from)
+}
+
+/// The guest's program, which the engine sends while the launcher sets itself up.
+fn receive_guest(control: BorrowedFd<'_>) -> io::Result<OwnedFd> {
+    match receive(control)? {
+        Some((Request { op: Op::Guest, .. }, mut fds)) if fds.len() == 1 => Ok(fds.remove(0)),
+        _ => Err(io::Error::other("the engine did not send the guest's program")),
+    }
 }
 
 /// The next request with its descriptors; `None` when the engine is gone.

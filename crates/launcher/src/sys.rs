@@ -287,15 +287,36 @@ pub(crate) fn seccomp_available() -> bool {
     unsafe { libc::syscall(libc::SYS_seccomp, SECCOMP_GET_ACTION_AVAIL, 0, &raw const action) == 0 }
 }
 
-/// The control socket and the guest's program, which the engine puts at 3 and 4.
-pub(crate) fn inherited() -> io::Result<[OwnedFd; 2]> {
-    let take = |fd: RawFd| -> io::Result<OwnedFd> {
-        // SAFETY: F_SETFD only reads the number; it fails if the descriptor is not open.
-        check(unsafe { libc::fcntl(fd, libc::F_SETFD, libc::FD_CLOEXEC) }.into())?;
-        // SAFETY: it is open (checked just now) and nothing else in this new process owns it.
-        Ok(unsafe { OwnedFd::from_raw_fd(fd) })
-    };
-    Ok([take(3)?, take(4)?])
+/// A file of procfs or cgroupfs as text. `std` asks such files for their size, seeks, and reads in small steps.
+pub(crate) fn read_text(path: &str) -> io::Result<String> {
+    read_text_at(rustix::fs::CWD, path)
+}
+
+pub(crate) fn read_text_at(dir: BorrowedFd<'_>, path: &str) -> io::Result<String> {
+    use rustix::fs::{Mode, OFlags, openat};
+    let fd = openat(dir, path, OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW, Mode::empty())?;
+    let (mut bytes, mut length) = (vec![0; 8192], 0);
+    loop {
+        if length == bytes.len() {
+            bytes.resize(2 * length, 0);
+        }
+        match rustix::io::read(&fd, &mut bytes[length..])? {
+            0 => break,
+            n => length += n,
+        }
+    }
+    bytes.truncate(length);
+    String::from_utf8(bytes).map_err(io::Error::other)
+}
+
+/// The control socket, which the engine puts at 3. The descriptors after it hold locks: they stay open here, and
+/// close in every child.
+pub(crate) fn inherited_control() -> io::Result<OwnedFd> {
+    close_on_exec_from(3)?;
+    // SAFETY: F_GETFD only reads the number; it fails if the descriptor is not open.
+    check(unsafe { libc::fcntl(3, libc::F_GETFD) }.into())?;
+    // SAFETY: it is open (checked just now) and nothing else in this new process owns it.
+    Ok(unsafe { OwnedFd::from_raw_fd(3) })
 }
 
 /// Empties the descriptor of [`child_events`].

@@ -33,6 +33,8 @@ pub struct Request {
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Op {
+    /// First of all, exactly once. Descriptor: the guest's program.
+    Guest,
     /// Build a cell. Descriptors: the guest's end of the channel, then the image directory if `Image::Directory`.
     Launch(CellSpec),
     /// Read the posture of the payload that the guest numbers `pid`.

@@ -49,7 +49,8 @@ fn build() -> PathBuf {
         .output()
         .expect("cargo starts");
     assert!(built.status.success(), "casemate does not build");
-    let is_ours = |message: &Value| message["target"]["name"] == "casemate" && message["executable"].is_string();
+    let is_ours =
+        |message: &Value| message["target"]["name"] == "casemate" && message["executable"].is_string();
     let messages = built.stdout.split(|byte| *byte == b'\n');
     let artifact = messages.filter_map(|line| serde_json::from_slice(line).ok()).find(is_ours);
     artifact.expect("cargo names the binary")["executable"].as_str().expect("a path").into()

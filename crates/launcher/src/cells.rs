@@ -170,8 +170,11 @@ impl Cells {
             Wall::Container { disk_bytes, inodes, .. } => {
                 let owner = spec.id_block.map(|block| block_start(block) + PAYLOAD_ID);
                 #[cfg(feature = "weaken")]
-                let owner =
-                    if crate::weaken::without("user-namespace") { owner.and(Some(PAYLOAD_ID)) } else { owner };
+                let owner = if crate::weaken::without("user-namespace") {
+                    owner.and(Some(PAYLOAD_ID))
+                } else {
+                    owner
+                };
                 Some(make_scratch(disk_bytes, inodes, owner).map_err(Failure::at("make scratch"))?)
             }
             Wall::Process => None,
@@ -359,7 +362,7 @@ impl Cells {
         if pids.is_empty() {
             pids = inspect::descendants(self.mode.proc(), cell.pid);
             if counters.pids.is_none() {
-                counters.pids = Some(pids.len() as u64);
+                counters.pids = Some(inspect::threads(self.mode.proc(), &pids));
             }
         }
         pids.retain(|&pid| pid != cell.pid);

@@ -350,8 +350,6 @@ fn child(
         *report = moved;
         #[cfg(feature = "weaken")]
         crate::weaken::leave_a_descriptor().map_err(step("close descriptors"))?;
-        #[cfg(feature = "weaken")]
-        crate::weaken::leave_a_descriptor().map_err(step("close descriptors"))?;
         let strings = exec_strings(exec).map_err(step("arguments"))?;
         confinement.apply()?;
         confinement.show_posture().map_err(step("show posture"))?;

@@ -1,12 +1,12 @@
-//! Builds what the suite sends into cells and puts around them: the hostile probe and the bait (C, static), and launcher
-//! and guest with the feature `weaken`, which can leave layers out for the negative controls.
+//! Builds what the suite sends into cells and puts around them: the hostile probe and the bait (C, static), and the
+//! launcher with the feature `weaken`, which can leave layers out for the negative controls.
 
 use std::env;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 const PROBE: [&str; 6] = ["main.c", "files.c", "kernel.c", "proc.c", "ipc.c", "resources.c"];
-const AGENTS: [&str; 2] = ["casemate-launcher", "casemate-guest"];
+const AGENT: &str = "casemate-launcher";
 
 fn main() {
     let manifest = PathBuf::from(env::var_os("CARGO_MANIFEST_DIR").expect("set by cargo"));
@@ -26,10 +26,8 @@ fn main() {
     }
     compile(&PROBE.map(|name| manifest.join("probes").join(name)), &out.join("probe"));
     compile(&[manifest.join("bait.c")], &out.join("bait"));
-    let built = build_weak_agents(workspace, &out);
-    for agent in AGENTS {
-        std::fs::copy(built.join(agent), out.join(format!("weak-{agent}"))).expect("cargo has just built it");
-    }
+    let built = build_weak_launcher(workspace, &out);
+    std::fs::copy(built.join(AGENT), out.join("weak-launcher")).expect("cargo has just built it");
 }
 
 /// Static, because a cell may hold nothing but the program.
@@ -40,8 +38,8 @@ fn compile(sources: &[PathBuf], program: &Path) {
     assert!(status.success(), "compiling {} failed; the messages above say why", program.display());
 }
 
-/// Returns the directory with the binaries. Its own cargo and target directory, as in `crates/engine/build.rs`.
-fn build_weak_agents(workspace: &Path, out: &Path) -> PathBuf {
+/// Returns the directory with the binary. Its own cargo and target directory, as in `crates/engine/build.rs`.
+fn build_weak_launcher(workspace: &Path, out: &Path) -> PathBuf {
     let target = env::var("TARGET").expect("set by cargo");
     let target_dir = out.ancestors().nth(4).expect("cargo's layout").join("agents-weak");
     let mut cargo = Command::new(env::var_os("CARGO").expect("set by cargo"));
@@ -49,12 +47,11 @@ fn build_weak_agents(workspace: &Path, out: &Path) -> PathBuf {
         .current_dir(workspace)
         .args(["build", "--locked", "--profile", "agent", "--target", &target, "--target-dir"])
         .arg(&target_dir)
-        .args(AGENTS.iter().flat_map(|agent| ["--package", agent]))
-        .args(["--features", "casemate-launcher/weaken,casemate-guest/weaken"])
+        .args(["--package", AGENT, "--features", "weaken"])
         .env_remove("CARGO_ENCODED_RUSTFLAGS")
         .env_remove("RUSTC_WORKSPACE_WRAPPER")
         .env("RUSTFLAGS", "-C target-feature=+crt-static");
     let status = cargo.status().expect("cargo can be started");
-    assert!(status.success(), "building the weakened agents failed; the messages above say why");
+    assert!(status.success(), "building the weakened launcher failed; the messages above say why");
     target_dir.join(target).join("agent")
 }

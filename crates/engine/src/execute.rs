@@ -11,13 +11,13 @@ use casemate_core::policy::{self, Policy};
 use casemate_core::request::{ImageRef, Request, Stdin};
 use casemate_core::route::{self, Choice, Profile};
 use casemate_core::stack::Wall as WallName;
-use casemate_wire::launch::{Hello, Privilege};
+use casemate_wire::launch::{Hello, Privilege, Serves};
 use tokio::sync::mpsc;
 
 use crate::agents::Agents;
 use crate::home::{Home, HomeError};
 use crate::io::{Chunk, Io};
-use crate::launcher::{Keeper, LauncherError, Serves};
+use crate::launcher::{Keeper, LauncherError};
 use crate::program::Programs;
 use crate::record::Record;
 use crate::recorder::{Receipt, Store, StoreError};

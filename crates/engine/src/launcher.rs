@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use casemate_wire::launch::{
-    Answer, CellId, CellSpec, Counters, Hello, MAX_PACKET, Op, Posture, Request, RunId,
+    Answer, CellId, CellSpec, Counters, Hello, MAX_PACKET, Op, Posture, Request, RunId, Serves,
 };
 use tokio::io::unix::AsyncFd;
 use tokio::sync::{Notify, oneshot};
@@ -31,13 +31,6 @@ pub(crate) enum LauncherError {
 
 /// How long cells may take to go away at shutdown. Usually it is a millisecond.
 const PATIENCE: Duration = Duration::from_secs(15);
-
-/// Which wall a launcher serves; see its `Mode`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Serves {
-    Container,
-    Process,
-}
 
 /// Keeps a launcher for one wall: starts it when it is first needed, and another one when it has died.
 pub(crate) struct Keeper {
@@ -121,17 +114,11 @@ impl Launcher {
     ) -> Result<Launcher, LauncherError> {
         let start = || -> io::Result<(OwnedFd, Child)> {
             let (ours, theirs) = sys::packet_pair()?;
-            let mode = match serves {
-                Serves::Container => "container",
-                Serves::Process => "process",
-            };
             let mut passed = vec![theirs.as_fd()];
             passed.extend(kept);
-            let arguments = [&run.to_string(), mode, &generation.to_string()];
-            let child = sys::spawn(&agents.launcher()?, &arguments, &passed)?;
-            // The guest is copied while the launcher sets itself up.
-            let packet = Request { id: 0, op: Op::Guest }.encode();
-            sys::send_packet(ours.as_fd(), &packet, &[agents.guest()?.as_fd()])?;
+            let packet = Request { id: 0, op: Op::Start { run, wall: serves, generation } }.encode();
+            sys::send_packet(ours.as_fd(), &packet, &[])?;
+            let child = sys::spawn(&agents.launcher()?, &passed)?;
             rustix::io::ioctl_fionbio(&ours, true)?;
             Ok((ours, child))
         };

@@ -80,10 +80,10 @@ impl Confinement {
         Ok(())
     }
 
-    /// Without namespaces and privileges, the launcher can read the posture only of a process that lets itself be
-    /// looked at. Landlock keeps other payloads from doing so.
+    /// Without privileges, the launcher can read the posture only of a process that lets itself be looked at. Where
+    /// the payload shares its id with the guest there are none; this process holds nothing of the guest any more.
     pub(crate) fn show_posture(&self) -> io::Result<()> {
-        if self.scoped { sys::prctl(libc::PR_SET_DUMPABLE, 1) } else { Ok(()) }
+        if self.payload_id.is_none() { sys::prctl(libc::PR_SET_DUMPABLE, 1) } else { Ok(()) }
     }
 
     fn restrict_files(&self) -> io::Result<()> {

@@ -1,7 +1,7 @@
 //! The life of a cell, seen from the launcher.
 //!
 //! ```text
-//! launch ──> Starting ──(guest executed)──> Running ──finish──> Dying ──(reaped, groups removed)──> gone
+//! launch ──> Starting ────(guest runs)────> Running ──finish──> Dying ──(reaped, groups removed)──> gone
 //!               └────────(a step failed)──────────────────────────^
 //! ```
 //! A cell that dies by itself stays until the engine finishes it, so that its counters can still be read.
@@ -44,7 +44,6 @@ pub(crate) struct Cells {
     pub(crate) mode: LauncherMode,
     pub(crate) root: bool,
     pub(crate) tree: Tree,
-    pub(crate) guest: OwnedFd,
     filter: Vec<libc::sock_filter>,
     masks: Vec<Mask>,
     images: Images,
@@ -111,7 +110,7 @@ impl Failure {
 }
 
 impl Cells {
-    pub(crate) fn new(mode: LauncherMode, root: bool, tree: Tree, guest: OwnedFd, host: Namespaces) -> Cells {
+    pub(crate) fn new(mode: LauncherMode, root: bool, tree: Tree, host: Namespaces) -> Cells {
         let exists = |mask: &&Mask| {
             let (Mask::File(path) | Mask::Directory(path)) = mask;
             fs::symlink_metadata(format!("{}/{path}", mode.proc())).is_ok()
@@ -126,7 +125,6 @@ impl Cells {
             mode,
             root,
             tree,
-            guest,
         }
     }
 
@@ -272,7 +270,6 @@ impl Cells {
                     scratch: parts.scratch.as_ref().map(OwnedFd::as_fd),
                     group: &parts.group,
                     channel,
-                    guest: self.guest.as_fd(),
                     filter: &self.filter,
                     go: File::from(go_read),
                     report: File::from(report_write),
@@ -453,7 +450,7 @@ fn parse_report(report: &[u8], ops: &[Op]) -> Result<Vec<(String, u32)>, Failure
     };
     match report.split_first() {
         Some((&interpret::TIMINGS, rest)) => {
-            // Every operation but the last, which is exec.
+            // Every operation but the last, which does not return.
             let (timings, rest) = rest.split_at(rest.len().min(4 * (ops.len() - 1)));
             if let Some((&interpret::FAILURE, rest)) = rest.split_first() {
                 return Err(failure(rest));

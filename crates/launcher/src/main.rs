@@ -5,8 +5,7 @@
 //! path, a command or anything that comes out of a cell. When the engine's end of the socket closes, it kills every cell, removes
 //! what they left, and ends.
 //!
-//! Started as `casemate-launcher RUN container|process GENERATION` with descriptor 3 = control socket; what else it
-//! inherits is held for the sake of its locks.
+//! Descriptor 3 is the control socket; whatever else it inherits is held for the sake of its locks.
 
 mod cells;
 mod cgroup;
@@ -26,7 +25,7 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use casemate_wire::PROTOCOL_VERSION;
-use casemate_wire::launch::{Answer, CellId, Hello, MAX_PACKET, Op, Privilege, Request};
+use casemate_wire::launch::{Answer, CellId, Hello, MAX_PACKET, Op, Privilege, Request, Serves};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendFlags, recvmsg, send};
 
@@ -55,7 +54,7 @@ impl Mode {
 }
 
 fn main() -> ExitCode {
-    match arguments().and_then(|(owner, mode)| serve(owner, mode)) {
+    match serve() {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("casemate-launcher: {error}");
@@ -64,25 +63,11 @@ fn main() -> ExitCode {
     }
 }
 
-fn arguments() -> io::Result<(Owner, Mode)> {
-    let mut arguments = std::env::args().skip(1);
-    let mut parse = || {
-        let run = arguments.next()?.parse().ok()?;
-        let (mode, wall) = match arguments.next()?.as_str() {
-            "container" => (Mode::Container, "container"),
-            "process" => (Mode::Process, "process"),
-            _ => return None,
-        };
-        let generation = arguments.next()?.parse().ok()?;
-        Some((Owner { run, wall, generation }, mode))
-    };
-    parse().ok_or_else(|| io::Error::other("started by casemate, not by hand"))
-}
-
-fn serve(owner: Owner, mode: Mode) -> io::Result<()> {
+fn serve() -> io::Result<()> {
     #[cfg(feature = "weaken")]
     weaken::load();
     let control = sys::inherited_control()?;
+    let (owner, mode) = receive_start(control.as_fd())?;
     let events = sys::child_events()?;
     // Orphans of a cell without a PID namespace come to us, not to the host's init.
     sys::prctl(libc::PR_SET_CHILD_SUBREAPER, 1)?;
@@ -103,8 +88,7 @@ fn serve(owner: Owner, mode: Mode) -> io::Result<()> {
         cgroups: tree.describe(),
     };
     answer(control.as_fd(), &Answer::Hello(hello))?;
-    let guest = receive_guest(control.as_fd())?;
-    let mut cells = Cells::new(mode, root, tree, guest, host);
+    let mut cells = Cells::new(mode, root, tree, host);
     // A launch that finds nothing built ahead tries again itself, and reports the reason.
     let _ = cells.build_ahead();
     let served = run_loop(&mut cells, control.as_fd(), events.as_fd());
@@ -148,11 +132,15 @@ fn run_loop(cells: &mut Cells, control: BorrowedFd<'_>, events: BorrowedFd<'_>) 
         if asked {
             match receive(control)? {
                 Some((request, fds)) => {
+                    // Once a payload has been looked at, it runs, and nobody waits for us.
+                    let idle = matches!(request.op, Op::Inspect { .. } | Op::Finish { .. });
                     for message in handle(cells, request, &fds) {
                         answer(control, &message)?;
                     }
                     drop(fds);
-                    let _ = cells.build_ahead();
+                    if idle {
+                        let _ = cells.build_ahead();
+                    }
                 }
                 None => return Ok(()),
             }
@@ -168,10 +156,7 @@ fn handle(cells: &mut Cells, request: Request, fds: &[OwnedFd]) -> Vec<Answer> {
     let Request { id, op } = request;
     let failed = |Failure { step, message }| Answer::Failed { id, step, message };
     let done = match op {
-        Op::Guest => Err(Failure {
-            step: "check request".into(),
-            message: "the guest's program is here already".into(),
-        }),
+        Op::Start { .. } => Err(Failure { step: "check request".into(), message: "started already".into() }),
         Op::Launch(spec) => {
             return match cells.launch(id, &spec, fds) {
                 Ok(()) => Vec::new(),
@@ -209,12 +194,16 @@ fn answer(control: BorrowedFd<'_>, answer: &Answer) -> io::Result<()> {
     send(control, &answer.encode(), SendFlags::NOSIGNAL).map(drop).map_err(io::Error::from)
 }
 
-/// The guest's program, which the engine sends while the launcher sets itself up.
-fn receive_guest(control: BorrowedFd<'_>) -> io::Result<OwnedFd> {
-    match receive(control)? {
-        Some((Request { op: Op::Guest, .. }, mut fds)) if fds.len() == 1 => Ok(fds.remove(0)),
-        _ => Err(io::Error::other("the engine did not send the guest's program")),
-    }
+/// Who we work for. Not on the command line, which a cell could read from its first process.
+fn receive_start(control: BorrowedFd<'_>) -> io::Result<(Owner, Mode)> {
+    let Some((Request { op: Op::Start { run, wall, generation }, .. }, _)) = receive(control)? else {
+        return Err(io::Error::other("started by casemate, not by hand"));
+    };
+    let (mode, wall) = match wall {
+        Serves::Container => (Mode::Container, "container"),
+        Serves::Process => (Mode::Process, "process"),
+    };
+    Ok((Owner { run, wall, generation }, mode))
 }
 
 /// The next request with its descriptors; `None` when the engine is gone.

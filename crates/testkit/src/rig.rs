@@ -17,8 +17,7 @@ pub type Layer = &'static str;
 /// Low-risk requests may ask for the `process` wall; everything else is the default policy.
 const POLICY: &str = "[floors]\nlow = \"process\"";
 
-static WEAK_LAUNCHER: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/weak-casemate-launcher"));
-static WEAK_GUEST: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/weak-casemate-guest"));
+static WEAK_LAUNCHER: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/weak-launcher"));
 
 /// One engine, its home, and nothing shared with any other.
 pub struct Rig {
@@ -36,8 +35,8 @@ impl Rig {
     /// An engine whose cells lack these layers: a negative control.
     pub async fn without(layers: &[Layer]) -> Rig {
         let tail = format!("\nwithout:{}\n", layers.join(","));
-        let weak = |program: &[u8]| [program, tail.as_bytes()].concat();
-        Rig::with(Agents::for_negative_controls(weak(WEAK_LAUNCHER), weak(WEAK_GUEST))).await
+        let weak = [WEAK_LAUNCHER, tail.as_bytes()].concat();
+        Rig::with(Agents::for_negative_controls(weak)).await
     }
 
     async fn with(agents: Agents) -> Rig {

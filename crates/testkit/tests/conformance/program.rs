@@ -5,7 +5,7 @@ use casemate_testkit::{CodeSource, Language, Rig, Stack, Status, cell};
 use crate::{refused, succeeded};
 
 pub(crate) async fn arguments_arrive_unchanged(rig: &Rig, stack: &Stack) {
-    let long = "x".repeat(100_000);
+    let long = "x".repeat(120_000);
     let odd = [
         "",
         " ",
@@ -25,9 +25,9 @@ pub(crate) async fn arguments_arrive_unchanged(rig: &Rig, stack: &Stack) {
     ];
     let print = "import os, sys; sys.stdout.buffer.write(b'\\0'.join(map(os.fsencode, sys.argv[1:])))";
     let argv = ["python3", "-c", print].into_iter().chain(odd);
-    let ran = cell(rig, stack).command(argv).run().await;
+    let ran = cell(rig, stack).command(argv).max_output("2M").run().await;
     succeeded(&ran);
-    assert_eq!(ran.out(), odd.join("\0"));
+    assert!(ran.out() == odd.join("\0"), "{}", ran.story());
 }
 
 pub(crate) async fn commands_are_looked_up_in_path(rig: &Rig, stack: &Stack) {

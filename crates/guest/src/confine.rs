@@ -106,6 +106,9 @@ impl Confinement {
                 .handle_access(AccessNet::from_all(ABI::V4))
                 .and_then(|ruleset| ruleset.scope(Scope::from_all(ABI::V6)))
                 .map_err(io::Error::other)?;
+        } else if abi >= ABI::V6 {
+            // Where only one id can be mapped, nothing else keeps a payload from signalling the guest.
+            ruleset = ruleset.scope(Scope::Signal).map_err(io::Error::other)?;
         }
         let mut created = ruleset.create().map_err(io::Error::other)?;
         for rule in &self.landlock {

@@ -373,7 +373,7 @@ impl Cells {
         if pids.is_empty() {
             pids = inspect::descendants(self.mode.proc(), cell.pid);
             if counters.pids.is_none() {
-                counters.pids = Some(pids.len() as u64);
+                counters.pids = Some(inspect::threads(self.mode.proc(), &pids));
             }
         }
         pids.retain(|&pid| pid != cell.pid);

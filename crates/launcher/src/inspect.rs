@@ -153,6 +153,13 @@ fn rlimits(text: &str) -> Vec<(String, String)> {
     SHOWN.iter().filter_map(|name| value(name)).collect()
 }
 
+/// How many threads these processes have together: what a limit on processes counts.
+pub(crate) fn threads(proc: &str, pids: &[i32]) -> u64 {
+    let count =
+        |pid: &i32| fs::read_dir(format!("{proc}/{pid}/task")).map_or(0, |tasks| tasks.count() as u64);
+    pids.iter().map(count).sum()
+}
+
 /// The largest number of descriptors that any of these processes holds.
 pub(crate) fn most_open_files(proc: &str, pids: &[i32]) -> Option<u64> {
     let count = |pid: &i32| {

@@ -1,1 +1,32 @@
-fn main() {}
+//! `cargo xtask check | test | bench`: what is run before a push, what proves the promises, and what measures them.
+
+mod check;
+mod packages;
+mod shell;
+mod test;
+
+use std::process::ExitCode;
+
+const USAGE: &str = "\
+usage: cargo xtask COMMAND
+
+  check [--without-deny]     format, lints, dependencies, documentation, then `test`
+  test                       every test, as root and as an unprivileged user; installs what they need";
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    let done = match arguments.as_slice() {
+        ["check"] => check::run(check::Deny::Required),
+        ["check", "--without-deny"] => check::run(check::Deny::LeftOut),
+        ["test"] => test::run(),
+        _ => Err(USAGE.to_owned()),
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(message) => {
+            eprintln!("{message}");
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -132,11 +132,15 @@ fn run_loop(cells: &mut Cells, control: BorrowedFd<'_>, events: BorrowedFd<'_>) 
         if asked {
             match receive(control)? {
                 Some((request, fds)) => {
+                    // Once a payload has been looked at, it runs, and nobody waits for us.
+                    let idle = matches!(request.op, Op::Inspect { .. } | Op::Finish { .. });
                     for message in handle(cells, request, &fds) {
                         answer(control, &message)?;
                     }
                     drop(fds);
-                    let _ = cells.build_ahead();
+                    if idle {
+                        let _ = cells.build_ahead();
+                    }
                 }
                 None => return Ok(()),
             }

@@ -1,0 +1,9 @@
+//! What each fuzz target does with its input. Nothing may panic, and what is accepted must keep its promises.
+
+mod evidence;
+mod frame;
+mod policy;
+
+pub use evidence::evidence;
+pub use frame::frame;
+pub use policy::policy;

@@ -1,0 +1,109 @@
+//! `cargo xtask test`: every test, as root and as a user without privileges, on a machine that has Rust and a C
+//! compiler.
+//!
+//! Each part runs whatever became of the others; the last line counts what passed and what failed.
+
+mod fuzz;
+mod leftovers;
+mod place;
+mod report;
+mod suites;
+mod user;
+
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use crate::packages;
+use crate::shell::{self, Result, heading};
+use leftovers::Leftovers;
+use place::Place;
+use report::Report;
+use suites::{Built, Suite};
+use user::TestUser;
+
+/// Interpreters that run in cells, what the suites start on the host, and the compiler of libFuzzer.
+const PACKAGES: [&str; 6] = ["python3", "nodejs", "strace", "util-linux", "passwd", "g++"];
+
+/// No suite takes nearly as long.
+const SUITE_LIMIT: Duration = Duration::from_secs(15 * 60);
+
+/// Whose suites are run a second time, without privileges.
+const TESTKIT: &str = "casemate-testkit";
+
+pub(crate) fn run() -> Result {
+    let started = Instant::now();
+    if shell::read(Command::new("id").arg("-u"))?.trim() != "0" {
+        return Err(
+            "`cargo xtask test` runs as root: it installs packages, creates a user without privileges \
+                    and runs the tests as both"
+                .into(),
+        );
+    }
+    packages::ensure(&PACKAGES)?;
+    heading("building");
+    let built = suites::build()?;
+    let before = Leftovers::find(&[]);
+    let place = Place::new()?;
+    let mut report = Report::default();
+
+    for suite in &built.suites {
+        report.run(&suite.title("root"), suite.table(), &mut suite.as_root(&built, &place), SUITE_LIMIT);
+    }
+    let mut documentation = shell::cargo(["test", "--release", "--workspace", "--doc", "--quiet"]);
+    report.run("examples in the documentation", None, &mut documentation, SUITE_LIMIT);
+
+    let user = TestUser::new(&place);
+    match &user {
+        Ok(user) => unprivileged(&built, user, &mut report),
+        Err(error) => report.part("a user without privileges", || Err(error.clone())),
+    }
+
+    fuzz::run(&place, &mut report);
+
+    evidence(&built, &place, user.as_ref().ok(), &mut report);
+    drop(user);
+    report.part("nothing is left behind", || before.compare(&[&place.root.tmp, &place.user.tmp]));
+
+    drop(place);
+    report.close(started.elapsed())
+}
+
+/// The same suites, where most of what root can do has to be refused.
+fn unprivileged(built: &Built, user: &TestUser<'_>, report: &mut Report) {
+    let suites = built.suites.iter().filter(|suite| suite.package == TESTKIT && suite.is_integration());
+    for suite in suites {
+        let title = suite.title("unprivileged");
+        match user.command(&suite.path, &built.casemate) {
+            Ok(mut command) => report.run(&title, suite.table(), &mut command, SUITE_LIMIT),
+            Err(error) => report.part(&title, || Err(error)),
+        }
+    }
+}
+
+/// What the suites have recorded in their homes must verify.
+fn evidence(built: &Built, place: &Place, user: Option<&TestUser<'_>>, report: &mut Report) {
+    let verify = ["evidence", "verify", "--all"];
+    if place.root.has_evidence() {
+        let mut command = Command::new(&built.casemate);
+        place.root.enter(command.args(verify));
+        report.run("evidence of the suites, root", None, &mut command, SUITE_LIMIT);
+    }
+    if let Some(user) = user.filter(|_| place.user.has_evidence()) {
+        let title = "evidence of the suites, unprivileged";
+        match user.command(&built.casemate, &built.casemate) {
+            Ok(mut command) => report.run(title, None, command.args(verify), SUITE_LIMIT),
+            Err(error) => report.part(title, || Err(error)),
+        }
+    }
+}
+
+impl Suite {
+    fn title(&self, user: &str) -> String {
+        format!("{} {} ({user})", self.package, self.name)
+    }
+
+    /// Suites that end with a table which is worth reading again at the very end.
+    fn table(&self) -> Option<report::Table> {
+        (self.name == "attacks").then_some(report::Table)
+    }
+}

@@ -8,7 +8,7 @@ use casemate_core::limits::LimitKind;
 use casemate_core::plan::Plan;
 use casemate_core::request::ImageRef;
 use casemate_wire::PROTOCOL_VERSION;
-use casemate_wire::guest::{Access, Config, Network, Presence};
+use casemate_wire::guest::{Access, Config, Ids, Network, Presence};
 use casemate_wire::launch::{self, Image};
 
 use crate::home::Home;
@@ -64,6 +64,9 @@ impl Wall for Container {
                 version: PROTOCOL_VERSION,
                 payload_id,
                 network: Network::Namespaced,
+                // Without a block the uid is the caller's, but of the caller's files this mount namespace shows only
+                // those of the image, and these read-only, which holds for metadata too.
+                ids: Ids::Own,
                 ptrace: native::ptrace(plan),
                 rlimits: native::rlimits(plan, processes),
                 landlock,

@@ -8,13 +8,13 @@ use casemate_core::limits::LimitKind;
 use casemate_core::plan::Plan;
 use casemate_core::request::ImageRef;
 use casemate_wire::PROTOCOL_VERSION;
-use casemate_wire::guest::{Access, Config, Network, Presence};
+use casemate_wire::guest::{Access, Config, Ids, Network, Presence};
 use casemate_wire::launch::{self, Image};
 
 use crate::home::Home;
 use crate::launcher::{Keeper, Kept};
 use crate::wall::{Bounding, Cell, Expected, Later, Places, Wall, WallError};
-use crate::walls::native::{self, device_rules, rule};
+use crate::walls::native::{self, rule};
 
 /// Uid and gid of the payload inside the cell.
 const PAYLOAD_ID: u32 = 1000;
@@ -58,11 +58,15 @@ impl Wall for Container {
             landlock.extend(
                 EXPECTED.writable.iter().map(|path| rule(*path, Access::ReadWrite, Presence::Required)),
             );
-            landlock.extend(device_rules());
+            // A cell's /dev has nothing but harmless devices in it.
+            landlock.push(rule("/dev", Access::Device, Presence::Required));
             let config = Config {
                 version: PROTOCOL_VERSION,
                 payload_id,
                 network: Network::Namespaced,
+                // Without a block the uid is the caller's, but of the caller's files this mount namespace shows only
+                // those of the image, and these read-only, which holds for metadata too.
+                ids: Ids::Own,
                 ptrace: native::ptrace(plan),
                 rlimits: native::rlimits(plan, processes),
                 landlock,

@@ -28,10 +28,8 @@ pub struct Frame<'a> {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Body<'a> {
-    /// A control message, or its end; its stream is 0.
+    /// A control message; its stream is 0.
     Message(&'a [u8]),
-    /// The beginning or middle of a control message. Only the engine sends messages that are long enough to need it.
-    Part(&'a [u8]),
     Data(&'a [u8]),
     /// The receiver has consumed this many bytes.
     Credit(u32),
@@ -53,19 +51,6 @@ const MESSAGE: u8 = 0;
 const DATA: u8 = 1;
 const CREDIT: u8 = 2;
 const END: u8 = 3;
-const PART: u8 = 4;
-
-/// Appends a control message to `out`, in as many frames as it needs.
-pub fn encode_message(message: &[u8], out: &mut Vec<u8>) {
-    let mut rest = message;
-    while let Some((part, after)) = rest.split_at_checked(MAX_PAYLOAD)
-        && !after.is_empty()
-    {
-        encode(0, Body::Part(part), out);
-        rest = after;
-    }
-    encode(0, Body::Message(rest), out);
-}
 
 /// Appends one frame to `out`. Data must not exceed [`MAX_PAYLOAD`], longer data goes out in several frames; a message must not
 /// exceed what its receiver takes.
@@ -73,7 +58,6 @@ pub fn encode(stream: u32, body: Body<'_>, out: &mut Vec<u8>) {
     let credit;
     let (kind, payload): (u8, &[u8]) = match body {
         Body::Message(bytes) => (MESSAGE, bytes),
-        Body::Part(bytes) => (PART, bytes),
         Body::Data(bytes) => (DATA, bytes),
         Body::Credit(n) => {
             credit = n.to_le_bytes();
@@ -147,18 +131,16 @@ impl Decoder {
         let bad_shape = FrameError::BadShape { kind, length, stream };
         match kind {
             MESSAGE if stream == 0 => {}
-            PART if stream == 0 && length as usize == MAX_PAYLOAD => {}
             DATA if stream != 0 && length > 0 => {}
             CREDIT if stream != 0 && length == 4 => {}
             END if stream != 0 && length == 0 => {}
-            MESSAGE..=PART => return Err(bad_shape),
+            MESSAGE..=END => return Err(bad_shape),
             other => return Err(FrameError::UnknownKind(other)),
         }
         let Some(payload) = rest.get(..length as usize) else { return Ok(None) };
         self.start += HEADER + length as usize;
         let body = match kind {
             MESSAGE => Body::Message(payload),
-            PART => Body::Part(payload),
             DATA => Body::Data(payload),
             CREDIT => Body::Credit(u32::from_le_bytes([payload[0], payload[1], payload[2], payload[3]])),
             _ => Body::End,

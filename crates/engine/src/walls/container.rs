@@ -19,6 +19,8 @@ use crate::walls::native::{self, rule};
 /// Uid and gid of the payload inside the cell.
 const PAYLOAD_ID: u32 = 1000;
 
+const FILE_SIZE_SLACK: u64 = 1 << 20;
+
 pub(crate) struct Container {
     pub(crate) keeper: Keeper,
     pub(crate) home: Arc<Home>,
@@ -52,6 +54,9 @@ impl Wall for Container {
             let spec = native::spec(plan, wall, cgroups, block.as_ref().map(|block| block.block));
             // Without a cgroup, the kernel counts processes per user namespace; the guest is one of them.
             let processes = (!cgroups.pids).then(|| bound(LimitKind::Pids) + 1);
+            // No file can hold more than the disk does, and a hole must not pretend to. The slack lets a full disk
+            // answer ENOSPC before this limit sends its signal.
+            let file_size = bound(LimitKind::Disk) + FILE_SIZE_SLACK;
             let payload_id = block.is_some().then_some(PAYLOAD_ID);
             let (channel, control) = native::launch(&launcher, spec, image, Kept { block, scratch: None })?;
             let mut landlock = vec![rule("/", Access::ReadExecute, Presence::Required)];
@@ -68,7 +73,7 @@ impl Wall for Container {
                 // those of the image, and these read-only, which holds for metadata too.
                 ids: Ids::Own,
                 ptrace: native::ptrace(plan),
-                rlimits: native::rlimits(plan, processes),
+                rlimits: native::rlimits(plan, processes, Some(file_size)),
                 landlock,
                 file_roots: vec!["/work".into(), "/tmp".into()],
             };

@@ -49,9 +49,9 @@ pub(super) fn spec(plan: &Plan, wall: Wall, cgroups: &Cgroups, id_block: Option<
     }
 }
 
-pub(super) fn rlimits(plan: &Plan, processes: Option<u64>) -> Rlimits {
+pub(super) fn rlimits(plan: &Plan, processes: Option<u64>, file_size: Option<u64>) -> Rlimits {
     let open_files = plan.limits().get(LimitKind::OpenFiles).map_or(1024, |bound| bound.value);
-    Rlimits { open_files, processes, cpu_seconds: None, file_size: None }
+    Rlimits { open_files, processes, cpu_seconds: None, file_size }
 }
 
 pub(super) fn ptrace(plan: &Plan) -> Ptrace {

@@ -70,7 +70,7 @@ impl Wall for Process {
                 network: Network::None,
                 ids: if block_number.is_some() { Ids::Own } else { Ids::Shared },
                 ptrace: native::ptrace(plan),
-                rlimits: native::rlimits(plan, None),
+                rlimits: native::rlimits(plan, None, None),
                 landlock,
                 file_roots: vec![places.work.clone(), places.tmp.clone()],
             };

@@ -1,13 +1,13 @@
-//! Builds launcher and guest as small static binaries, to be embedded in the engine.
+//! Builds the launcher, which has the guest in it, as a small static binary to be embedded in the engine.
 //!
-//! They need their own flags (static) and profile (small), so this runs its own cargo, in its own target directory: the outer
+//! It needs its own flags (static) and profile (small), so this runs its own cargo, in its own target directory: the outer
 //! cargo holds the lock of the other one.
 
 use std::env;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-const AGENTS: [&str; 2] = ["casemate-launcher", "casemate-guest"];
+const AGENT: &str = "casemate-launcher";
 
 fn main() {
     let manifest = PathBuf::from(env::var_os("CARGO_MANIFEST_DIR").expect("set by cargo"));
@@ -18,14 +18,12 @@ fn main() {
     {
         println!("cargo:rerun-if-changed={}", workspace.join(input).display());
     }
-    let built = build(workspace, &out, &[]);
-    for agent in AGENTS {
-        std::fs::copy(built.join(agent), out.join(agent)).expect("cargo has just built it");
-    }
+    let built = build(workspace, &out);
+    std::fs::copy(built.join(AGENT), out.join(AGENT)).expect("cargo has just built it");
 }
 
-/// Returns the directory with the binaries.
-fn build(workspace: &Path, out: &Path, features: &[&str]) -> PathBuf {
+/// Returns the directory with the binary.
+fn build(workspace: &Path, out: &Path) -> PathBuf {
     let target = env::var("TARGET").expect("set by cargo");
     // OUT_DIR is TARGET_DIR/PROFILE/build/NAME/out: one directory beside the profiles serves all of them.
     let target_dir = out.ancestors().nth(4).expect("cargo's layout").join("agents");
@@ -34,12 +32,11 @@ fn build(workspace: &Path, out: &Path, features: &[&str]) -> PathBuf {
         .current_dir(workspace)
         .args(["build", "--locked", "--profile", "agent", "--target", &target, "--target-dir"])
         .arg(&target_dir)
-        .args(AGENTS.iter().flat_map(|agent| ["--package", agent]))
-        .args(features.iter().flat_map(|feature| ["--features", feature]))
+        .args(["--package", AGENT])
         .env_remove("CARGO_ENCODED_RUSTFLAGS")
         .env_remove("RUSTC_WORKSPACE_WRAPPER")
         .env("RUSTFLAGS", "-C target-feature=+crt-static");
     let status = cargo.status().expect("cargo can be started");
-    assert!(status.success(), "building launcher and guest failed; the messages above say why");
+    assert!(status.success(), "building the launcher failed; the messages above say why");
     target_dir.join(target).join("agent")
 }

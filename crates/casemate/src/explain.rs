@@ -24,13 +24,13 @@ pub(crate) async fn explain(args: &RunArgs, policy: Option<&Path>) -> Result<u8,
             writeln!(stdout)?;
         }
         Ok(explanation) => stdout.write_all(render(&explanation, Style::of_stdout()).as_bytes())?,
-        Err(refusal) => {
-            if args.json {
-                serde_json::to_writer(&mut stdout, &RefusedJson::from(refusal.clone()))?;
-                writeln!(stdout)?;
-            }
-            return Err(refusal.into());
+        Err(refusal) if args.json => {
+            serde_json::to_writer(&mut stdout, &RefusedJson::from(refusal))?;
+            writeln!(stdout)?;
+            stdout.flush()?;
+            return Ok(exit::NOT_RUN);
         }
+        Err(refusal) => return Err(refusal.into()),
     }
     stdout.flush()?;
     Ok(exit::DONE)

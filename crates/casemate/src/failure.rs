@@ -23,10 +23,10 @@ impl Failure {
     }
 
     fn chain(error: &dyn Error, hint: Option<String>) -> Failure {
-        let mut message = error.to_string();
+        let mut message = without_number(&error.to_string());
         let mut source = error.source();
         while let Some(cause) = source {
-            message.push_str(&format!(": {cause}"));
+            message.push_str(&format!(": {}", without_number(&cause.to_string())));
             source = cause.source();
         }
         Failure::Told { message, hint }
@@ -35,8 +35,11 @@ impl Failure {
 
 /// What the system says about an error, without its number.
 pub(crate) fn os_words(error: impl Into<io::Error>) -> String {
-    let words = error.into().to_string();
-    words.rsplit_once(" (os error").map_or(words.clone(), |(words, _)| words.to_owned())
+    without_number(&error.into().to_string())
+}
+
+fn without_number(words: &str) -> String {
+    words.rsplit_once(" (os error ").map_or(words, |(words, _)| words).to_owned()
 }
 
 impl From<Refusal> for Failure {

@@ -42,7 +42,7 @@ impl PolicyFile {
             Err(e) => {
                 return Err(Failure::new(
                     format!("cannot read the policy {shown}: {}", os_words(e)),
-                    "nothing runs without the policy that was asked for: make the file readable",
+                    "nothing runs without its policy: make the file readable, or set CASEMATE_HOME to a directory of yours",
                 ));
             }
         };

@@ -12,14 +12,12 @@ pub(crate) struct Signals {
 impl Signals {
     /// From here on the signals are ours to handle.
     pub(crate) fn catch() -> io::Result<Signals> {
-        let catch = |kind| signal(kind);
-        Ok(Signals {
-            signals: [
-                catch(SignalKind::interrupt())?,
-                catch(SignalKind::terminate())?,
-                catch(SignalKind::hangup())?,
-            ],
-        })
+        let signals = [
+            signal(SignalKind::interrupt())?,
+            signal(SignalKind::terminate())?,
+            signal(SignalKind::hangup())?,
+        ];
+        Ok(Signals { signals })
     }
 
     /// The next one, whichever it is.

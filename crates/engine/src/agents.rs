@@ -1,4 +1,4 @@
-//! Launcher and guest, carried inside this binary.
+//! The launcher, with the guest in it, carried inside this binary.
 
 use std::borrow::Cow;
 use std::io;
@@ -7,11 +7,10 @@ use std::os::fd::OwnedFd;
 use crate::run::PostureCheck;
 use crate::sys;
 
-/// The programs that the engine starts. One installed binary holds them all.
+/// The program that the engine starts. One installed binary holds everything.
 #[derive(Clone)]
 pub struct Agents {
     launcher: Cow<'static, [u8]>,
-    guest: Cow<'static, [u8]>,
     check: PostureCheck,
 }
 
@@ -20,15 +19,14 @@ impl Agents {
     pub fn embedded() -> Agents {
         Agents {
             launcher: Cow::Borrowed(include_bytes!(concat!(env!("OUT_DIR"), "/casemate-launcher"))),
-            guest: Cow::Borrowed(include_bytes!(concat!(env!("OUT_DIR"), "/casemate-guest"))),
             check: PostureCheck::Enforced,
         }
     }
 
-    /// Agents that leave a layer out on purpose, to show that a probe notices. Their postures are recorded, but
-    /// cannot be held against what they lack. No interface of the `casemate` binary leads here.
-    pub fn for_negative_controls(launcher: Vec<u8>, guest: Vec<u8>) -> Agents {
-        Agents { launcher: Cow::Owned(launcher), guest: Cow::Owned(guest), check: PostureCheck::Recorded }
+    /// A launcher that leaves a layer out on purpose, to show that a probe notices. The postures of its cells are
+    /// recorded, but cannot be held against what they lack. No interface of the `casemate` binary leads here.
+    pub fn for_negative_controls(launcher: Vec<u8>) -> Agents {
+        Agents { launcher: Cow::Owned(launcher), check: PostureCheck::Recorded }
     }
 
     pub(crate) fn posture_check(&self) -> PostureCheck {
@@ -38,14 +36,10 @@ impl Agents {
     pub(crate) fn launcher(&self) -> io::Result<OwnedFd> {
         sys::sealed_program("casemate-launcher", &self.launcher)
     }
-
-    pub(crate) fn guest(&self) -> io::Result<OwnedFd> {
-        sys::sealed_program("casemate-guest", &self.guest)
-    }
 }
 
 impl std::fmt::Debug for Agents {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Agents {{ launcher: {} bytes, guest: {} bytes }}", self.launcher.len(), self.guest.len())
+        write!(f, "Agents {{ launcher: {} bytes }}", self.launcher.len())
     }
 }

@@ -5,18 +5,19 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
 
 use casemate_core::limits::Limits;
-use casemate_core::outcome::{Outcome, Refusal, Status};
+use casemate_core::outcome::{Cause, Outcome, Refusal, Status};
 use casemate_core::plan::Plan;
 use casemate_core::policy::{self, Policy};
 use casemate_core::request::{ImageRef, Request, Stdin};
 use casemate_core::route::{self, Choice, Profile};
 use casemate_core::stack::Wall as WallName;
-use casemate_wire::launch::{Hello, Privilege};
+use casemate_wire::launch::{Hello, Privilege, Serves};
+use tokio::sync::mpsc;
 
 use crate::agents::Agents;
 use crate::home::{Home, HomeError};
-use crate::io::Io;
-use crate::launcher::{Keeper, LauncherError, Serves};
+use crate::io::{Chunk, Io};
+use crate::launcher::{Keeper, LauncherError};
 use crate::program::Programs;
 use crate::record::Record;
 use crate::recorder::{Receipt, Store, StoreError};
@@ -197,6 +198,7 @@ impl Engine {
             Err(error) => return unrecorded(error),
         };
         let mut ran = Ran::default();
+        let output = io.output.clone();
         let ended = async {
             check_attachments(&request, &io).map_err(Trouble::Refused)?;
             let grants = policy::decide(&self.policy, &request).map_err(Trouble::Refused)?;
@@ -212,8 +214,12 @@ impl Engine {
             Ok(status) => status,
             Err(Trouble::Refused(refusal)) => Status::Refused(refusal),
             Err(Trouble::Failed(reason)) => Status::Failed { reason },
+            Err(Trouble::Cancelled) => Status::Killed { cause: Cause::Cancelled, limit: None, peak: None },
         };
-        record.close(status, ran)
+        let undelivered = std::mem::take(&mut ran.undelivered);
+        let executed = record.close(status, ran);
+        deliver(output, undelivered).await;
+        executed
     }
 
     /// Records a request that was refused before it became valid.
@@ -226,15 +232,19 @@ impl Engine {
 
     /// Waits until every cell is gone and every record durable, then leaves the home.
     pub async fn shutdown(self) -> Result<(), OpenError> {
-        let synced = self.store.sync();
-        let Engine { container, process, home, .. } = self;
+        let Engine { container, process, home, store, .. } = self;
+        // The disk and the launchers take their time at the same time.
+        let sync = tokio::task::spawn_blocking(move || store.sync());
         process.keeper.shutdown().await;
         container.keeper.shutdown().await;
         drop((process.home, container.home));
         if let Some(home) = Arc::into_inner(home) {
             home.close();
         }
-        Ok(synced?)
+        match sync.await {
+            Ok(synced) => Ok(synced?),
+            Err(panicked) => Err(OpenError::Launcher(panicked.to_string())),
+        }
     }
 
     fn wall(&self, plan: &Plan) -> &dyn Wall {
@@ -276,6 +286,16 @@ fn check_attachments(request: &Request, io: &Io) -> Result<(), Refusal> {
         return mismatch("files out");
     }
     Ok(())
+}
+
+/// Hands over what the receiver has not taken yet, for as long as it listens.
+async fn deliver(output: Option<mpsc::Sender<Chunk>>, chunks: Vec<Chunk>) {
+    let Some(output) = output else { return };
+    for chunk in chunks {
+        if output.send(chunk).await.is_err() {
+            return;
+        }
+    }
 }
 
 fn not_recorded(error: StoreError) -> Trouble {

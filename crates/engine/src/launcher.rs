@@ -5,9 +5,10 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::process::Child;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use casemate_wire::launch::{
-    Answer, CellId, CellSpec, Counters, Hello, MAX_PACKET, Op, Posture, Request, RunId,
+    Answer, CellId, CellSpec, Counters, Hello, MAX_PACKET, Op, Posture, Request, RunId, Serves,
 };
 use tokio::io::unix::AsyncFd;
 use tokio::sync::{Notify, oneshot};
@@ -28,12 +29,8 @@ pub(crate) enum LauncherError {
     Confused,
 }
 
-/// Which wall a launcher serves; see its `Mode`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Serves {
-    Container,
-    Process,
-}
+/// How long cells may take to go away at shutdown. Usually it is a millisecond.
+const PATIENCE: Duration = Duration::from_secs(15);
 
 /// Keeps a launcher for one wall: starts it when it is first needed, and another one when it has died.
 pub(crate) struct Keeper {
@@ -54,6 +51,9 @@ impl Keeper {
         if let Some(launcher) = launcher.as_ref().filter(|launcher| !launcher.is_dead()) {
             return Ok(launcher.clone());
         }
+        if let Some(dead) = launcher.take() {
+            let _ = lock(&dead.0.child).wait();
+        }
         let fresh =
             Launcher::start(&self.agents, self.home.run, self.serves, *generation, self.home.shared_locks())
                 .await?;
@@ -67,7 +67,9 @@ impl Keeper {
 
     /// Ends the launcher, after its cells are gone.
     pub(crate) async fn shutdown(self) {
-        if let (Some(launcher), _) = self.current.into_inner() {
+        let started = self.current.lock().await.0.is_some();
+        // One that died has left its cgroups to its successor.
+        if started && let Ok(launcher) = self.launcher().await {
             launcher.shutdown().await;
         }
     }
@@ -112,14 +114,11 @@ impl Launcher {
     ) -> Result<Launcher, LauncherError> {
         let start = || -> io::Result<(OwnedFd, Child)> {
             let (ours, theirs) = sys::packet_pair()?;
-            let (program, guest) = (agents.launcher()?, agents.guest()?);
-            let mode = match serves {
-                Serves::Container => "container",
-                Serves::Process => "process",
-            };
-            let mut passed = vec![theirs.as_fd(), guest.as_fd()];
+            let mut passed = vec![theirs.as_fd()];
             passed.extend(kept);
-            let child = sys::spawn(&program, &[&run.to_string(), mode, &generation.to_string()], &passed)?;
+            let packet = Request { id: 0, op: Op::Start { run, wall: serves, generation } }.encode();
+            sys::send_packet(ours.as_fd(), &packet, &[])?;
+            let child = sys::spawn(&agents.launcher()?, &passed)?;
             rustix::io::ioctl_fionbio(&ours, true)?;
             Ok((ours, child))
         };
@@ -159,17 +158,21 @@ impl Launcher {
     }
 
     /// Waits until no cell is left, then until the launcher itself has ended.
-    pub(crate) async fn shutdown(self) {
-        loop {
-            let bell = self.0.state.bell.notified();
-            {
-                let table = lock(&self.0.state.table);
-                if table.alive.is_empty() || table.dead {
-                    break;
+    async fn shutdown(self) {
+        let all_gone = async {
+            loop {
+                let bell = self.0.state.bell.notified();
+                {
+                    let table = lock(&self.0.state.table);
+                    if table.alive.is_empty() || table.dead {
+                        break;
+                    }
                 }
+                bell.await;
             }
-            bell.await;
-        }
+        };
+        // A process that the kernel cannot end must not keep us for ever; its lock stays with the launcher.
+        let _ = tokio::time::timeout(PATIENCE, all_gone).await;
         self.0.reader.abort();
         let _ = rustix::net::shutdown(self.0.socket.get_ref(), rustix::net::Shutdown::Both);
         let _ = lock(&self.0.child).wait();

@@ -23,10 +23,37 @@ fn profile(stack: Stack, hello: &Hello) -> Profile {
     match stack.walls() {
         [Wall::Container] => container(profile, hello),
         [Wall::Process] => process(profile, hello),
-        _ => profile.missing(
-            format!("{stack} is not part of this version"),
+        _ => profile.supporting(promised(&stack)).missing(
+            "not part of this version",
             "ask for what `casemate doctor` lists as ready, or lower the risk if you trust the code more",
         ),
+    }
+}
+
+/// What a stack that does not exist yet is meant for, so that what it is passed over for is its absence.
+fn promised(stack: &Stack) -> Clauses {
+    let wasm = stack.contains(Wall::Wasm);
+    let needs: &[Need] = match stack.outermost() {
+        Wall::Microvm => &Need::ALL,
+        Wall::Gvisor => &[Need::Ptrace, Need::Fork],
+        _ => &[Need::Fork],
+    };
+    let native = if wasm { Support::No } else { Support::Yes };
+    Clauses {
+        commands: native,
+        languages: Language::ALL
+            .into_iter()
+            .filter(|language| !wasm || *language != Language::Shell)
+            .collect(),
+        needs: needs.iter().copied().filter(|_| !wasm).collect(),
+        images: BTreeSet::from([ImageKind::Host, ImageKind::Directory]),
+        cwd: Support::Yes,
+        files_in: Support::Yes,
+        files_out: Support::Yes,
+        // These need the egress broker, which no stack has yet.
+        egress: Support::No,
+        secrets: Support::No,
+        deterministic: if wasm { Support::Yes } else { Support::No },
     }
 }
 

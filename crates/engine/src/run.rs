@@ -13,10 +13,10 @@ use sha2::{Digest, Sha256};
 use tokio::time::timeout;
 
 use crate::guest::{Channel, ChannelError, Event};
-use crate::io::Io;
+use crate::io::{Chunk, Io};
 use crate::transfer;
 use crate::wall::{Cell, Places, Wall, WallError};
-use crate::watch::Watch;
+use crate::watch::{Watch, cancelled};
 
 /// How long a cell may take from the request to a held payload. A launch takes milliseconds.
 const SETUP_LIMIT: Duration = Duration::from_secs(30);
@@ -39,6 +39,8 @@ pub(crate) struct Ran {
     pub(crate) posture: Option<Posture>,
     pub(crate) config: Option<Config>,
     pub(crate) digests: Digests,
+    /// Output that the receiver had not taken when the cell was gone.
+    pub(crate) undelivered: Vec<Chunk>,
 }
 
 /// SHA-256 of what went in and came out, under the names that the receipt uses.
@@ -75,6 +77,8 @@ impl Timings {
 pub(crate) enum Trouble {
     Refused(Refusal),
     Failed(String),
+    /// The caller lost interest before the payload began.
+    Cancelled,
 }
 
 impl From<WallError> for Trouble {
@@ -138,16 +142,23 @@ async fn begin(
     ran: &mut Ran,
 ) -> Result<(), Trouble> {
     cell.channel.tell(&ToGuest::Configure(cell.config.clone()));
+    // Out of the block, or it would share `io` across an await, and executions could not move between threads.
+    let (inputs, stdin) = (std::mem::take(&mut io.inputs), io.stdin.is_some());
     let prepare = async {
         let code = code_file(plan);
-        if !io.inputs.is_empty() || code.is_some() {
-            transfer::put(cell, std::mem::take(&mut io.inputs), code, &mut ran.digests).await?;
+        if !inputs.is_empty() || code.is_some() {
+            transfer::put(cell, inputs, code, &mut ran.digests).await?;
             ran.timings.mark("files in");
         }
-        cell.channel.tell(&ToGuest::Exec(exec(plan, &cell.places, io.stdin.is_some())));
+        cell.channel.tell(&ToGuest::Exec(exec(plan, &cell.places, stdin)));
         held(&mut cell.channel).await
     };
-    let pid = match timeout(SETUP_LIMIT, prepare).await {
+    let mut cancel = io.cancel.clone();
+    let prepared = tokio::select! {
+        prepared = timeout(SETUP_LIMIT, prepare) => prepared,
+        () = cancelled(&mut cancel) => return Err(Trouble::Cancelled),
+    };
+    let pid = match prepared {
         Ok(Ok(pid)) => pid,
         Ok(Err(trouble)) => return Err(explain_start(cell, trouble).await),
         Err(_) => return Err(Trouble::Failed(format!("the cell was not ready within {SETUP_LIMIT:?}"))),

@@ -18,6 +18,8 @@ use crate::wall::Cell;
 
 /// Transfers are numbered from here; smaller numbers are the payload's streams.
 const FIRST: u32 = 16;
+/// Members that are reported as not taken out; a hostile tree can have as many as it has inodes.
+const MAX_DENIED: usize = 1000;
 /// How long the files of one execution may take to come out.
 const GET_LIMIT: Duration = Duration::from_secs(60);
 
@@ -174,13 +176,23 @@ async fn get_one(
                 }
             }
             Event::Message(ToHost::GetSkipped { id: of, path: relative, why }) if of == id => {
-                ran.denied.push(format!("not taken out: {path}/{relative}: {why}"));
+                if ran.denied.len() < MAX_DENIED {
+                    ran.denied.push(format!("not taken out: {path}/{relative}: {why}"));
+                }
                 if let Some(outbox) = &mut io.outbox {
                     outbox.skipped(index, &relative, &why);
                 }
             }
             Event::Message(ToHost::GetDone { id: of }) if of == id => return finish_file(&mut current, ran),
             Event::Message(ToHost::TransferFailed { id: of, errno, .. }) if of == id => {
+                if errno == libc::ENOENT {
+                    // The payload did not make it; that is its own affair and keeps its status.
+                    ran.denied.push(format!("not taken out: {path}: does not exist"));
+                    if let Some(outbox) = &mut io.outbox {
+                        outbox.skipped(index, "", "does not exist");
+                    }
+                    return Ok(());
+                }
                 return Err(match errno {
                     libc::EFBIG => Trouble::Failed(format!(
                         "what is in {path} is larger than the cell's disk or inode limit, or too deep"

@@ -107,9 +107,10 @@ impl Expected {
             return Some(format!("the {name} namespace is the host's"));
         }
         let open = seen.mounts.iter().find(|mount| {
-            let writable = mount.options.split(',').any(|option| option == "rw");
-            let unsafe_flags = !mount.options.split(',').any(|option| option == "nosuid");
-            unsafe_flags || (writable && !self.writable.contains(&mount.point.as_str()))
+            let has = |wanted: &str| mount.options.split(',').any(|option| option == wanted);
+            let device = mount.point.starts_with("/dev/") || mount.point.starts_with("/proc/");
+            let writable = has("rw") && !self.writable.contains(&mount.point.as_str());
+            writable || !has("nosuid") || (!has("nodev") && !device)
         });
         open.map(|mount| format!("{} is mounted {}", mount.point, mount.options))
     }

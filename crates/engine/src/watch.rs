@@ -22,7 +22,7 @@ use crate::wall::Cell;
 /// How long a killed cell's last words are waited for.
 const LAST_WORDS: Duration = Duration::from_millis(250);
 /// Counters are read often at first, when most limits are hit, then at a steady pace.
-const FIRST_LOOK: Duration = Duration::from_millis(5);
+const FIRST_LOOK: Duration = Duration::from_millis(2);
 const STEADY_LOOK: Duration = Duration::from_millis(40);
 
 /// How the payload's time in the cell came to an end.
@@ -225,7 +225,8 @@ impl<'a> Watch<'a> {
         if let Ok(Ended::Limit(_)) = &ended {
             self.last_words(&mut cell.channel).await;
         }
-        self.flush_pending(&mut cell.channel).await;
+        // Delivered once the record is closed: a slow receiver must not keep it open.
+        self.ran.undelivered = std::mem::take(&mut self.pending).into();
         let counters = counters?;
         let verdict = self.judge(&counters);
         let status = match ended? {
@@ -320,15 +321,6 @@ impl<'a> Watch<'a> {
         };
         let _ = timeout(LAST_WORDS, listen).await;
     }
-
-    /// The cell is gone; the receiver takes the time it needs.
-    async fn flush_pending(&mut self, channel: &mut Channel) {
-        while !self.pending.is_empty() {
-            let output = self.io.output.clone();
-            let permit = reserve(output.as_ref()).await;
-            self.deliver(permit, channel);
-        }
-    }
 }
 
 enum Permit<'a> {
@@ -355,7 +347,7 @@ async fn read_some(
 }
 
 /// Completes when the caller wants the execution to end.
-async fn cancelled(cancel: &mut Option<tokio::sync::watch::Receiver<bool>>) {
+pub(crate) async fn cancelled(cancel: &mut Option<tokio::sync::watch::Receiver<bool>>) {
     if let Some(receiver) = cancel
         && receiver.wait_for(|wanted| *wanted).await.is_ok()
     {

@@ -58,7 +58,7 @@ impl Confinement {
 
     /// Confines the calling process for good. The filter comes last: it denies much of what precedes it.
     pub(crate) fn apply(&self) -> Result<(), Step> {
-        for &(resource, value) in &self.rlimits {
+        for &(resource, value) in self.rlimits.iter().filter(|_| stands("rlimits")) {
             // A hard limit that is already lower cannot be raised, and need not be.
             let value = sys::hard_rlimit(resource).map_err(step("rlimits"))?.min(value);
             sys::set_rlimit(resource, value, value).map_err(step("rlimits"))?;
@@ -80,10 +80,10 @@ impl Confinement {
         Ok(())
     }
 
-    /// Without namespaces and privileges, the launcher can read the posture only of a process that lets itself be
-    /// looked at. Landlock keeps other payloads from doing so.
+    /// Without privileges, the launcher can read the posture only of a process that lets itself be looked at. Where
+    /// the payload shares its id with the guest there are none; this process holds nothing of the guest any more.
     pub(crate) fn show_posture(&self) -> io::Result<()> {
-        if self.scoped { sys::prctl(libc::PR_SET_DUMPABLE, 1) } else { Ok(()) }
+        if self.payload_id.is_none() { sys::prctl(libc::PR_SET_DUMPABLE, 1) } else { Ok(()) }
     }
 
     fn restrict_files(&self) -> io::Result<()> {

@@ -87,14 +87,15 @@ impl Process {
         };
         let Some(pid) = sys::fork().map_err(step("fork"))? else {
             let stdio = [in_read.as_fd(), out_write.as_fd(), err_write.as_fd()];
-            let failed = child(exec, confinement, stdio, report_write.as_fd(), hold_read.as_fd());
+            let mut report = report_write.as_fd();
+            let failed = child(exec, confinement, stdio, &mut report, hold_read.as_fd());
             let errno = failed.error.raw_os_error().unwrap_or(libc::EIO);
-            let mut report = errno.to_le_bytes().to_vec();
-            report.extend(failed.name.as_bytes());
+            let mut words = errno.to_le_bytes().to_vec();
+            words.extend(failed.name.as_bytes());
             if failed.error.raw_os_error().is_none() {
-                report.extend(format!(": {}", failed.error).as_bytes());
+                words.extend(format!(": {}", failed.error).as_bytes());
             }
-            let _ = rustix::io::write(&report_write, &report);
+            let _ = rustix::io::write(report, &words);
             sys::exit_now(127)
         };
         for fd in [out_read.as_fd(), err_read.as_fd(), report_read.as_fd()] {
@@ -330,12 +331,12 @@ impl Output {
     }
 }
 
-/// The child's side. Returns only with the step that failed.
+/// The child's side. Returns only with the step that failed; `report` is then where it can be told.
 fn child(
     exec: &Exec,
     confinement: &Confinement,
     stdio: [BorrowedFd<'_>; 3],
-    report: BorrowedFd<'_>,
+    report: &mut BorrowedFd<'_>,
     hold: BorrowedFd<'_>,
 ) -> Step {
     let prepared = (|| {
@@ -345,14 +346,17 @@ fn child(
             sys::move_fd(fd, target).map_err(step("standard streams"))?;
         }
         // Nothing of the guest stays open here, least of all its channel.
-        let [report, hold] = sys::only_these([report, hold]).map_err(step("close descriptors"))?;
+        let [moved, hold] = sys::only_these([*report, hold]).map_err(step("close descriptors"))?;
+        *report = moved;
+        #[cfg(feature = "weaken")]
+        crate::weaken::leave_a_descriptor().map_err(step("close descriptors"))?;
         let strings = exec_strings(exec).map_err(step("arguments"))?;
         confinement.apply()?;
         confinement.show_posture().map_err(step("show posture"))?;
         // As the payload: it must be allowed to be there.
         rustix::process::chdir(&*exec.cwd)
             .map_err(|e| Step { name: "working directory", error: e.into() })?;
-        rustix::io::write(report, &[HELD]).map_err(|e| Step { name: "report", error: e.into() })?;
+        rustix::io::write(moved, &[HELD]).map_err(|e| Step { name: "report", error: e.into() })?;
         match rustix::io::read(hold, &mut [0; 1]) {
             Ok(1) => Ok(strings),
             _ => Err(Step { name: "hold", error: io::Error::from_raw_os_error(libc::ECANCELED) }),

@@ -13,10 +13,19 @@ static WITHOUT: LazyLock<Vec<String>> = LazyLock::new(|| {
 });
 
 /// Reads the list while this process may still open its own program.
-pub(crate) fn load() {
+pub fn load() {
     LazyLock::force(&WITHOUT);
 }
 
-pub(crate) fn without(layer: &str) -> bool {
+pub fn without(layer: &str) -> bool {
     WITHOUT.iter().any(|name| name == layer)
+}
+
+/// Without the layer `descriptors`, one more than 0–2 survives the coming `execve`.
+pub fn leave_a_descriptor() -> std::io::Result<()> {
+    if without("descriptors") {
+        // Never closed: it is meant to be inherited.
+        std::mem::forget(rustix::io::dup(std::io::stdin())?);
+    }
+    Ok(())
 }

@@ -1,7 +1,7 @@
 //! The life of a cell, seen from the launcher.
 //!
 //! ```text
-//! launch ──> Starting ──(guest executed)──> Running ──finish──> Dying ──(reaped, groups removed)──> gone
+//! launch ──> Starting ────(guest runs)────> Running ──finish──> Dying ──(reaped, groups removed)──> gone
 //!               └────────(a step failed)──────────────────────────^
 //! ```
 //! A cell that dies by itself stays until the engine finishes it, so that its counters can still be read.
@@ -44,7 +44,6 @@ pub(crate) struct Cells {
     pub(crate) mode: LauncherMode,
     pub(crate) root: bool,
     pub(crate) tree: Tree,
-    pub(crate) guest: OwnedFd,
     filter: Vec<libc::sock_filter>,
     masks: Vec<Mask>,
     images: Images,
@@ -111,7 +110,7 @@ impl Failure {
 }
 
 impl Cells {
-    pub(crate) fn new(mode: LauncherMode, root: bool, tree: Tree, guest: OwnedFd, host: Namespaces) -> Cells {
+    pub(crate) fn new(mode: LauncherMode, root: bool, tree: Tree, host: Namespaces) -> Cells {
         let exists = |mask: &&Mask| {
             let (Mask::File(path) | Mask::Directory(path)) = mask;
             fs::symlink_metadata(format!("{}/{path}", mode.proc())).is_ok()
@@ -126,7 +125,6 @@ impl Cells {
             mode,
             root,
             tree,
-            guest,
         }
     }
 
@@ -169,6 +167,12 @@ impl Cells {
         let scratch = match spec.wall {
             Wall::Container { disk_bytes, inodes, .. } => {
                 let owner = spec.id_block.map(|block| block_start(block) + PAYLOAD_ID);
+                #[cfg(feature = "weaken")]
+                let owner = if crate::weaken::without("user-namespace") {
+                    owner.and(Some(PAYLOAD_ID))
+                } else {
+                    owner
+                };
                 Some(make_scratch(disk_bytes, inodes, owner).map_err(Failure::at("make scratch"))?)
             }
             Wall::Process => None,
@@ -264,8 +268,8 @@ impl Cells {
                 let site = Site {
                     image: &parts.image,
                     scratch: parts.scratch.as_ref().map(OwnedFd::as_fd),
+                    group: &parts.group,
                     channel,
-                    guest: self.guest.as_fd(),
                     filter: &self.filter,
                     go: File::from(go_read),
                     report: File::from(report_write),
@@ -278,7 +282,7 @@ impl Cells {
         }
     }
 
-    /// The launcher's part: ids and cgroups, while the child waits.
+    /// The launcher's part, while the child waits.
     fn admit(&self, pid: i32, spec: &CellSpec, parts: &Parts) -> Result<(), Failure> {
         let proc = self.mode.proc();
         if parts.flags & libc::CLONE_NEWUSER != 0 {
@@ -291,7 +295,6 @@ impl Cells {
                 fs::write(format!("{proc}/{pid}/{file}"), map).map_err(Failure::at("map ids"))?;
             }
         }
-        self.tree.attach(&parts.group, pid).map_err(Failure::at("enter cgroup"))?;
         fs::write(format!("{proc}/{pid}/oom_score_adj"), OOM_SCORE_ADJ).map_err(Failure::at("oom score"))
     }
 
@@ -334,6 +337,11 @@ impl Cells {
         let proc = self.mode.proc();
         let pid = inspect::find(proc, cell.pid, inner).map_err(Failure::at("find payload"))?;
         let mut posture = inspect::posture(proc, pid, &self.host).map_err(Failure::at("read posture"))?;
+        let membership =
+            sys::read_text(&format!("{proc}/{pid}/cgroup")).map_err(Failure::at("read posture"))?;
+        if !self.tree.holds(&cell.group, &membership) {
+            return Err(Failure::new("read posture", "the payload is not in the cell's cgroups"));
+        }
         posture.cgroup = self.tree.observed(&cell.group);
         Ok(posture)
     }
@@ -442,7 +450,7 @@ fn parse_report(report: &[u8], ops: &[Op]) -> Result<Vec<(String, u32)>, Failure
     };
     match report.split_first() {
         Some((&interpret::TIMINGS, rest)) => {
-            // Every operation but the last, which is exec.
+            // Every operation but the last, which does not return.
             let (timings, rest) = rest.split_at(rest.len().min(4 * (ops.len() - 1)));
             if let Some((&interpret::FAILURE, rest)) = rest.split_first() {
                 return Err(failure(rest));
@@ -466,6 +474,10 @@ fn make_scratch(bytes: u64, inodes: u64, owner: Option<u32>) -> io::Result<Owned
         ("nr_inodes", (inodes + OWN_INODES).to_string()),
     ];
     for (key, value) in options {
+        #[cfg(feature = "weaken")]
+        if crate::weaken::without("scratch-quota") && matches!(key, "size" | "nr_inodes") {
+            continue;
+        }
         fsconfig_set_string(&context, key, value.as_str())?;
     }
     fsconfig_create(&context)?;

@@ -43,6 +43,20 @@ impl Controller {
     }
 }
 
+impl Controller {
+    /// Where a limit can be read back.
+    fn limit_files(self, version: Version) -> &'static [&'static str] {
+        match (self, version) {
+            (Controller::Memory, Version::V1) => &["memory.limit_in_bytes"],
+            (Controller::Memory, Version::V2) => &["memory.max", "memory.oom.group"],
+            (Controller::Pids, _) => &["pids.max"],
+            (Controller::Cpu, Version::V1) => &["cpu.cfs_quota_us"],
+            (Controller::Cpu, Version::V2) => &["cpu.max"],
+            (Controller::CpuAcct, _) => &[],
+        }
+    }
+}
+
 struct Hierarchy {
     version: Version,
     controllers: Vec<Controller>,
@@ -80,6 +94,19 @@ impl Owner {
 pub(crate) struct Group {
     name: String,
     dirs: Vec<OwnedFd>,
+    /// The v1 files through which a process enters, opened with the launcher's rights.
+    doors: Vec<OwnedFd>,
+}
+
+impl Group {
+    /// The calling thread goes in. Moving oneself, and through `tasks`, is the one way into a v1 group that does not
+    /// wait for every CPU of the machine (`cgroup.procs` takes a global lock, for milliseconds).
+    pub(crate) fn enter(&self) -> io::Result<()> {
+        for door in &self.doors {
+            rustix::io::write(door, b"0")?;
+        }
+        Ok(())
+    }
 }
 
 impl Tree {
@@ -142,15 +169,18 @@ impl Tree {
     /// Makes the groups of a cell. Nothing is in them yet, and nothing limited.
     pub(crate) fn create(&mut self) -> io::Result<Group> {
         self.made += 1;
-        let mut group =
-            Group { name: self.made.to_string(), dirs: Vec::with_capacity(self.hierarchies.len()) };
+        let mut group = Group { name: self.made.to_string(), dirs: Vec::new(), doors: Vec::new() };
         for hierarchy in &self.hierarchies {
-            match make_directory(hierarchy.run.as_fd(), &group.name) {
-                Ok(dir) => group.dirs.push(dir),
-                Err(error) => {
-                    let _ = self.remove(&group);
-                    return Err(error);
+            let made = make_new_directory(hierarchy.run.as_fd(), &group.name).and_then(|dir| {
+                if hierarchy.version == Version::V1 {
+                    group.doors.push(openat(&dir, "tasks", OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty())?);
                 }
+                group.dirs.push(dir);
+                Ok(())
+            });
+            if let Err(error) = made {
+                let _ = self.remove(&group);
+                return Err(error);
             }
         }
         Ok(group)
@@ -206,14 +236,10 @@ impl Tree {
         Some(group.dirs[at].as_fd())
     }
 
-    /// Puts `pid` into the v1 groups, and into v2 if it was not cloned there.
-    pub(crate) fn attach(&self, group: &Group, pid: i32) -> io::Result<()> {
-        for (hierarchy, dir) in self.hierarchies.iter().zip(&group.dirs) {
-            if hierarchy.version == Version::V1 {
-                write(dir.as_fd(), "cgroup.procs", &pid.to_string())?;
-            }
-        }
-        Ok(())
+    /// Whether the process whose `/proc/PID/cgroup` this is is where it belongs in every hierarchy.
+    pub(crate) fn holds(&self, group: &Group, membership: &str) -> bool {
+        let place = format!("/{TOP}/{}/{}", self.own, group.name);
+        membership.lines().filter(|line| line.ends_with(&place)).count() == self.hierarchies.len()
     }
 
     /// Ends every process of the group at once, where the kernel can.
@@ -255,19 +281,13 @@ impl Tree {
 
     /// The limits as the kernel states them: evidence.
     pub(crate) fn observed(&self, group: &Group) -> Vec<(String, String)> {
-        const FILES: [&str; 6] = [
-            "memory.max",
-            "memory.limit_in_bytes",
-            "memory.oom.group",
-            "pids.max",
-            "cpu.max",
-            "cpu.cfs_quota_us",
-        ];
         let mut found = Vec::new();
-        for dir in &group.dirs {
-            for file in FILES {
-                if let Some(text) = read(dir.as_fd(), file) {
-                    found.push((file.to_owned(), text.trim().to_owned()));
+        for (hierarchy, dir) in self.hierarchies.iter().zip(&group.dirs) {
+            for controller in &hierarchy.controllers {
+                for file in controller.limit_files(hierarchy.version) {
+                    if let Some(text) = read(dir.as_fd(), file) {
+                        found.push(((*file).to_owned(), text.trim().to_owned()));
+                    }
                 }
             }
         }
@@ -426,6 +446,12 @@ fn own_v2_group() -> io::Result<PathBuf> {
     path.map(PathBuf::from).ok_or_else(|| io::Error::other("this process is in no v2 group"))
 }
 
+/// A cell's group is its own: one that exists already is an error.
+fn make_new_directory(at: BorrowedFd<'_>, name: &str) -> io::Result<OwnedFd> {
+    mkdirat(at, name, Mode::from_raw_mode(0o755))?;
+    open_directory(at, name)
+}
+
 fn make_directory(at: BorrowedFd<'_>, name: &str) -> io::Result<OwnedFd> {
     match mkdirat(at, name, Mode::from_raw_mode(0o755)) {
         Ok(()) | Err(rustix::io::Errno::EXIST) => open_directory(at, name),
@@ -473,8 +499,7 @@ fn write_if_present(dir: BorrowedFd<'_>, file: &str, value: &str) -> io::Result<
 }
 
 fn read(dir: BorrowedFd<'_>, file: &str) -> Option<String> {
-    let fd = openat(dir, file, OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW, Mode::empty()).ok()?;
-    io::read_to_string(fs::File::from(fd)).ok()
+    crate::sys::read_text_at(dir, file).ok()
 }
 
 fn number(dir: BorrowedFd<'_>, file: &str) -> Option<u64> {

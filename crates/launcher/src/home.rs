@@ -61,6 +61,15 @@ fn build_root() -> io::Result<()> {
     Ok(())
 }
 
+/// Whether cells can have user namespaces of their own; the number that may be made is a setting of the host.
+pub(crate) fn user_namespaces_allowed() -> Result<(), String> {
+    let setting = fs::read_to_string(format!("{PROC}/sys/user/max_user_namespaces"));
+    match setting.as_deref().map(str::trim) {
+        Ok("0") => Err("user.max_user_namespaces is 0".into()),
+        _ => Ok(()),
+    }
+}
+
 /// Forgets a prepared image.
 pub(crate) fn drop_image(path: &str) -> io::Result<()> {
     unmount(path, UnmountFlags::DETACH)?;

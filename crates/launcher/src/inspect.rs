@@ -6,6 +6,8 @@ use std::path::PathBuf;
 
 use casemate_wire::launch::{Mount, Posture};
 
+use crate::sys::read_text;
+
 /// Namespaces of interest, as named under `/proc/PID/ns`.
 const NAMESPACES: [&str; 7] = ["user", "mnt", "pid", "net", "ipc", "uts", "cgroup"];
 
@@ -16,7 +18,7 @@ pub(crate) fn descendants(proc: &str, root: i32) -> Vec<i32> {
     while let Some(pid) = queue.pop() {
         let Ok(tasks) = fs::read_dir(format!("{proc}/{pid}/task")) else { continue };
         for task in tasks.flatten() {
-            let children = fs::read_to_string(task.path().join("children")).unwrap_or_default();
+            let children = read_text(&task.path().join("children").to_string_lossy()).unwrap_or_default();
             for child in children.split_whitespace().filter_map(|word| word.parse().ok()) {
                 found.push(child);
                 queue.push(child);
@@ -29,7 +31,7 @@ pub(crate) fn descendants(proc: &str, root: i32) -> Vec<i32> {
 /// The host's number of the process that the guest (`init`) numbers `inner`.
 pub(crate) fn find(proc: &str, init: i32, inner: u32) -> io::Result<i32> {
     let matches = |pid: &i32| {
-        let status = fs::read_to_string(format!("{proc}/{pid}/status")).unwrap_or_default();
+        let status = read_text(&format!("{proc}/{pid}/status")).unwrap_or_default();
         let innermost = field(&status, "NSpid").and_then(|line| line.split_whitespace().last()?.parse().ok());
         innermost == Some(inner)
     };
@@ -54,7 +56,7 @@ impl Namespaces {
 
 pub(crate) fn posture(proc: &str, pid: i32, host: &Namespaces) -> io::Result<Posture> {
     let at = |file: &str| format!("{proc}/{pid}/{file}");
-    let status = fs::read_to_string(at("status"))?;
+    let status = read_text(&at("status"))?;
     let number =
         |key: &str| field(&status, key).and_then(|line| line.split_whitespace().next()?.parse().ok());
     let caps = |key: &str| {
@@ -84,12 +86,12 @@ pub(crate) fn posture(proc: &str, pid: i32, host: &Namespaces) -> io::Result<Pos
         no_new_privs: number("NoNewPrivs").ok_or_else(|| missing("NoNewPrivs"))? == 1,
         seccomp_mode: number("Seccomp").ok_or_else(|| missing("Seccomp"))?,
         seccomp_filters: number("Seccomp_filters").unwrap_or(0),
-        mounts: if separate_mounts { mounts(&fs::read_to_string(at("mountinfo"))?) } else { Vec::new() },
+        mounts: if separate_mounts { mounts(&read_text(&at("mountinfo"))?) } else { Vec::new() },
         own_namespaces: own,
         shared_namespaces: shared,
-        rlimits: rlimits(&fs::read_to_string(at("limits"))?),
+        rlimits: rlimits(&read_text(&at("limits"))?),
         cgroup: Vec::new(),
-        oom_score_adj: fs::read_to_string(at("oom_score_adj"))?.trim().parse().unwrap_or(0),
+        oom_score_adj: read_text(&at("oom_score_adj"))?.trim().parse().unwrap_or(0),
     })
 }
 

@@ -13,6 +13,7 @@ use rustix::mount::{
 };
 use rustix::process::{chdir, getcwd, setsid};
 
+use crate::cgroup::Group;
 use crate::home::{CELL, SCRATCH};
 use crate::recipe::{Capabilities, GUEST_ID, Ids, Mask, Op};
 use crate::sys;
@@ -22,12 +23,12 @@ pub(crate) struct Site<'a> {
     /// Path of the prepared image; empty for the `process` wall.
     pub(crate) image: &'a str,
     pub(crate) scratch: Option<BorrowedFd<'a>>,
+    pub(crate) group: &'a Group,
     pub(crate) channel: BorrowedFd<'a>,
-    pub(crate) guest: BorrowedFd<'a>,
     pub(crate) filter: &'a [libc::sock_filter],
     /// Readable once the launcher has done its part; closed without a byte if it could not.
     pub(crate) go: File,
-    /// Where the outcome goes; closes by itself when the guest is executed.
+    /// Where the outcome goes; it ends when the guest begins.
     pub(crate) report: File,
 }
 
@@ -40,8 +41,13 @@ pub(crate) fn build(ops: &[Op], mut site: Site<'_>) -> ! {
     let mut timings = vec![TIMINGS];
     let mut last = Instant::now();
     for (index, &op) in ops.iter().enumerate() {
-        if op == Op::ExecGuest && site.report.write_all(&timings).is_err() {
-            break;
+        if op == Op::BecomeGuest {
+            if site.report.write_all(&timings).is_err() {
+                break;
+            }
+            // The end of the report says that the guest runs.
+            drop(site.report);
+            casemate_guest::run()
         }
         if let Err(error) = perform(op, &mut site) {
             let mut report = vec![FAILURE, index as u8];
@@ -59,6 +65,7 @@ pub(crate) fn build(ops: &[Op], mut site: Site<'_>) -> ! {
 /// One operation. Any error ends the launch.
 fn perform(op: Op, site: &mut Site<'_>) -> io::Result<()> {
     match op {
+        Op::EnterCgroups => site.group.enter(),
         Op::AwaitLauncher => {
             sys::unblock_signals()?;
             site.go.read_exact(&mut [0])
@@ -118,8 +125,8 @@ fn perform(op: Op, site: &mut Site<'_>) -> io::Result<()> {
             let set = bits(&[caps::SETUID, caps::SETGID, caps::SETPCAP, caps::KILL]);
             sys::keep_capabilities(set, set)
         }
-        // Taking a host uid still needs two of them; the change away from root clears both.
-        Op::KeepCapabilities(Capabilities::None) => {
+        Op::KeepCapabilities(Capabilities::None) => sys::keep_capabilities(0, 0),
+        Op::KeepCapabilities(Capabilities::UntilIdsChange) => {
             sys::keep_capabilities(0, bits(&[caps::SETUID, caps::SETGID]))
         }
         Op::KeepCapabilities(Capabilities::NoneToDrop) => sys::clear_ambient_capabilities(),
@@ -131,10 +138,14 @@ fn perform(op: Op, site: &mut Site<'_>) -> io::Result<()> {
             for fd in 0..3 {
                 sys::move_fd(null.as_raw_fd(), fd)?;
             }
+            // Neither is at the other's place: the launcher's control socket and locks were opened before them.
             sys::move_fd(site.channel.as_raw_fd(), 3)?;
-            sys::close_on_exec_from(4)
+            sys::move_fd(site.report.as_raw_fd(), 4)?;
+            site.report = sys::close_from_five()?;
+            Ok(())
         }
-        Op::ExecGuest => Err(sys::exec(site.guest, c"casemate-guest")),
+        // Carried out by the caller.
+        Op::BecomeGuest => Ok(()),
     }
 }
 

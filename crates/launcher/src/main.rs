@@ -5,7 +5,7 @@
 //! path, a command or anything that comes out of a cell. When the engine's end of the socket closes, it kills every cell, removes
 //! what they left, and ends.
 //!
-//! Started as `casemate-launcher RUN container|process GENERATION` with descriptor 3 = control socket, 4 = the guest's program.
+//! Descriptor 3 is the control socket; whatever else it inherits is held for the sake of its locks.
 
 mod cells;
 mod cgroup;
@@ -25,7 +25,7 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use casemate_wire::PROTOCOL_VERSION;
-use casemate_wire::launch::{Answer, CellId, Hello, MAX_PACKET, Op, Privilege, Request};
+use casemate_wire::launch::{Answer, CellId, Hello, MAX_PACKET, Op, Privilege, Request, Serves};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendFlags, recvmsg, send};
 
@@ -54,7 +54,7 @@ impl Mode {
 }
 
 fn main() -> ExitCode {
-    match arguments().and_then(|(owner, mode)| serve(owner, mode)) {
+    match serve() {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("casemate-launcher: {error}");
@@ -63,25 +63,11 @@ fn main() -> ExitCode {
     }
 }
 
-fn arguments() -> io::Result<(Owner, Mode)> {
-    let mut arguments = std::env::args().skip(1);
-    let mut parse = || {
-        let run = arguments.next()?.parse().ok()?;
-        let (mode, wall) = match arguments.next()?.as_str() {
-            "container" => (Mode::Container, "container"),
-            "process" => (Mode::Process, "process"),
-            _ => return None,
-        };
-        let generation = arguments.next()?.parse().ok()?;
-        Some((Owner { run, wall, generation }, mode))
-    };
-    parse().ok_or_else(|| io::Error::other("started by casemate, not by hand"))
-}
-
-fn serve(owner: Owner, mode: Mode) -> io::Result<()> {
+fn serve() -> io::Result<()> {
     #[cfg(feature = "weaken")]
     weaken::load();
-    let [control, guest] = sys::inherited()?;
+    let control = sys::inherited_control()?;
+    let (owner, mode) = receive_start(control.as_fd())?;
     let events = sys::child_events()?;
     // Orphans of a cell without a PID namespace come to us, not to the host's init.
     sys::prctl(libc::PR_SET_CHILD_SUBREAPER, 1)?;
@@ -92,18 +78,19 @@ fn serve(owner: Owner, mode: Mode) -> io::Result<()> {
         Mode::Container => home::enter(root),
         Mode::Process => Err("this launcher serves the process wall".into()),
     };
-    let mut cells = Cells::new(mode, root, tree, guest, host);
-    let container =
-        entered.and_then(|()| cells.build_ahead().map_err(|error| format!("network namespace: {error}")));
+    let container = entered.and_then(|()| home::user_namespaces_allowed());
     let hello = Hello {
         version: PROTOCOL_VERSION,
         privilege: if root { Privilege::Root } else { Privilege::Rootless },
         container,
         landlock_abi: sys::landlock_abi(),
         seccomp: sys::seccomp_available(),
-        cgroups: cells.tree.describe(),
+        cgroups: tree.describe(),
     };
     answer(control.as_fd(), &Answer::Hello(hello))?;
+    let mut cells = Cells::new(mode, root, tree, host);
+    // A launch that finds nothing built ahead tries again itself, and reports the reason.
+    let _ = cells.build_ahead();
     let served = run_loop(&mut cells, control.as_fd(), events.as_fd());
     cells.doom_all();
     let deadline = Instant::now() + LAST_SWEEP;
@@ -145,12 +132,15 @@ fn run_loop(cells: &mut Cells, control: BorrowedFd<'_>, events: BorrowedFd<'_>) 
         if asked {
             match receive(control)? {
                 Some((request, fds)) => {
+                    // Once a payload has been looked at, it runs, and nobody waits for us.
+                    let idle = matches!(request.op, Op::Inspect { .. } | Op::Finish { .. });
                     for message in handle(cells, request, &fds) {
                         answer(control, &message)?;
                     }
                     drop(fds);
-                    // A launch that finds nothing built ahead tries again itself, and reports the reason.
-                    let _ = cells.build_ahead();
+                    if idle {
+                        let _ = cells.build_ahead();
+                    }
                 }
                 None => return Ok(()),
             }
@@ -166,6 +156,7 @@ fn handle(cells: &mut Cells, request: Request, fds: &[OwnedFd]) -> Vec<Answer> {
     let Request { id, op } = request;
     let failed = |Failure { step, message }| Answer::Failed { id, step, message };
     let done = match op {
+        Op::Start { .. } => Err(Failure { step: "check request".into(), message: "started already".into() }),
         Op::Launch(spec) => {
             return match cells.launch(id, &spec, fds) {
                 Ok(()) => Vec::new(),
@@ -201,6 +192,18 @@ fn wait<T>(sources: &[(BorrowedFd<'_>, T)], patience: Option<Duration>) -> io::R
 
 fn answer(control: BorrowedFd<'_>, answer: &Answer) -> io::Result<()> {
     send(control, &answer.encode(), SendFlags::NOSIGNAL).map(drop).map_err(io::Error::from)
+}
+
+/// Who we work for. Not on the command line, which a cell could read from its first process.
+fn receive_start(control: BorrowedFd<'_>) -> io::Result<(Owner, Mode)> {
+    let Some((Request { op: Op::Start { run, wall, generation }, .. }, _)) = receive(control)? else {
+        return Err(io::Error::other("started by casemate, not by hand"));
+    };
+    let (mode, wall) = match wall {
+        Serves::Container => (Mode::Container, "container"),
+        Serves::Process => (Mode::Process, "process"),
+    };
+    Ok((Owner { run, wall, generation }, mode))
 }
 
 /// The next request with its descriptors; `None` when the engine is gone.

@@ -12,7 +12,9 @@ pub(crate) const PAYLOAD_ID: u32 = 1000;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Op {
-    /// Wait until the launcher has mapped the ids and put the child into its cgroups.
+    /// First of all: whatever comes next is counted and limited.
+    EnterCgroups,
+    /// Wait until the launcher has mapped the ids.
     AwaitLauncher,
     /// Leave the launcher's host uid for the cell's own, before touching anything.
     TakeIds(Ids),
@@ -47,9 +49,11 @@ pub(crate) enum Op {
     NoNewPrivileges,
     /// The filter under which the guest and everything below it lives.
     BaseFilter,
-    /// 0–2 on /dev/null, 3 the channel, nothing else.
+    /// 0–2 on /dev/null, 3 the channel, and until the guest begins 4, the report. Nothing else.
     OnlyTheChannel,
-    ExecGuest,
+    /// The child calls the guest. It does not execute another program for it: that would cost as much as the rest of
+    /// the launch, and there is nothing in this process's memory that a cell must not have.
+    BecomeGuest,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -68,8 +72,9 @@ pub(crate) enum Ids {
 pub(crate) enum Capabilities {
     /// What the guest needs to become the payload: setuid, setgid, setpcap, kill. In its own user namespace only.
     OfGuest,
-    /// Nothing survives the coming change of ids.
     None,
+    /// What the coming change of ids needs, and clears.
+    UntilIdsChange,
     /// An unprivileged caller has none, and may not shrink its bounding set.
     NoneToDrop,
 }
@@ -116,7 +121,7 @@ pub(crate) const PROC_MASKS: [Mask; 11] = [
 
 /// The list of operations for `spec`. `masks` are those that exist on this kernel.
 pub(crate) fn operations(spec: &CellSpec, masks: &[Mask]) -> Vec<Op> {
-    let mut ops = vec![Op::AwaitLauncher];
+    let mut ops = vec![Op::EnterCgroups, Op::AwaitLauncher];
     match spec.wall {
         Wall::Container { .. } => {
             let (ids, capabilities) = match spec.id_block {
@@ -148,7 +153,7 @@ pub(crate) fn operations(spec: &CellSpec, masks: &[Mask]) -> Vec<Op> {
         }
         Wall::Process => {
             let (ids, capabilities) = match spec.id_block {
-                Some(block) => (Ids::HostBlock(block), Capabilities::None),
+                Some(block) => (Ids::HostBlock(block), Capabilities::UntilIdsChange),
                 None => (Ids::Unchanged, Capabilities::NoneToDrop),
             };
             ops.extend([
@@ -160,7 +165,7 @@ pub(crate) fn operations(spec: &CellSpec, masks: &[Mask]) -> Vec<Op> {
             ]);
         }
     }
-    ops.extend([Op::NoNewPrivileges, Op::BaseFilter, Op::OnlyTheChannel, Op::ExecGuest]);
+    ops.extend([Op::NoNewPrivileges, Op::BaseFilter, Op::OnlyTheChannel, Op::BecomeGuest]);
     ops
 }
 
@@ -168,6 +173,7 @@ impl Op {
     /// As it appears in errors, timings and documentation.
     pub(crate) fn name(self) -> String {
         match self {
+            Op::EnterCgroups => "enter cgroups".into(),
             Op::AwaitLauncher => "await launcher".into(),
             Op::TakeIds(_) => "take ids".into(),
             Op::NewCgroupNamespace => "new cgroup namespace".into(),
@@ -188,7 +194,7 @@ impl Op {
             Op::NoNewPrivileges => "no new privileges".into(),
             Op::BaseFilter => "base seccomp filter".into(),
             Op::OnlyTheChannel => "close descriptors".into(),
-            Op::ExecGuest => "exec guest".into(),
+            Op::BecomeGuest => "become guest".into(),
         }
     }
 }
@@ -233,8 +239,8 @@ mod tests {
             let ops = operations(&spec(wall, block), &PROC_MASKS);
             let at = |wanted: Op| ops.iter().position(|&op| op == wanted).expect("part of every recipe");
             assert!(at(Op::NoNewPrivileges) < at(Op::BaseFilter));
-            assert!(at(Op::BaseFilter) < at(Op::ExecGuest));
-            assert_eq!(ops.last(), Some(&Op::ExecGuest));
+            assert!(at(Op::BaseFilter) < at(Op::BecomeGuest));
+            assert_eq!(ops.last(), Some(&Op::BecomeGuest));
         }
     }
 }

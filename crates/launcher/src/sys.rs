@@ -2,6 +2,7 @@
 #![allow(unsafe_code, reason = "raw system calls of the privileged path live here")]
 
 use std::ffi::CStr;
+use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
@@ -177,24 +178,6 @@ pub(crate) fn raise_loopback() -> io::Result<()> {
     }
 }
 
-/// Replaces this process by the program behind `program`, with no environment.
-pub(crate) fn exec(program: BorrowedFd<'_>, name: &CStr) -> io::Error {
-    let argv = [name.as_ptr(), std::ptr::null()];
-    let envp = [std::ptr::null::<libc::c_char>()];
-    // SAFETY: argv and envp are null-terminated arrays of NUL-terminated strings that live until the call.
-    unsafe {
-        libc::syscall(
-            libc::SYS_execveat,
-            program.as_raw_fd(),
-            c"".as_ptr(),
-            argv.as_ptr(),
-            envp.as_ptr(),
-            libc::AT_EMPTY_PATH,
-        );
-    }
-    io::Error::last_os_error()
-}
-
 /// Puts `source` at number `target`, inheritable.
 pub(crate) fn move_fd(source: RawFd, target: RawFd) -> io::Result<()> {
     // SAFETY: the caller owns both numbers; nothing else in this process uses them any more.
@@ -208,11 +191,16 @@ pub(crate) fn move_fd(source: RawFd, target: RawFd) -> io::Result<()> {
     Ok(())
 }
 
-/// Every descriptor from `first` on closes at exec.
-pub(crate) fn close_on_exec_from(first: u32) -> io::Result<()> {
-    // SAFETY: flags only; descriptors stay valid until exec.
-    check(unsafe { libc::syscall(libc::SYS_close_range, first, u32::MAX, libc::CLOSE_RANGE_CLOEXEC) })
-        .map(drop)
+/// Closes every descriptor from 5 on, and takes over 4, which was put there just before.
+///
+/// For a child that never returns: whatever its copy of the launcher's memory believes to own is gone.
+pub(crate) fn close_from_five() -> io::Result<File> {
+    // SAFETY: the caller gives up all of them; nothing of this process is dropped any more, so nothing is closed twice.
+    check(unsafe { libc::syscall(libc::SYS_close_range, 5, u32::MAX, 0) })?;
+    // SAFETY: 4 is open and owned by nothing else, see above.
+    let report = unsafe { File::from_raw_fd(4) };
+    rustix::io::fcntl_setfd(&report, rustix::io::FdFlags::CLOEXEC)?;
+    Ok(report)
 }
 
 /// Ends a child without running destructors or buffers that belong to the parent.
@@ -287,15 +275,35 @@ pub(crate) fn seccomp_available() -> bool {
     unsafe { libc::syscall(libc::SYS_seccomp, SECCOMP_GET_ACTION_AVAIL, 0, &raw const action) == 0 }
 }
 
-/// The control socket and the guest's program, which the engine puts at 3 and 4.
-pub(crate) fn inherited() -> io::Result<[OwnedFd; 2]> {
-    let take = |fd: RawFd| -> io::Result<OwnedFd> {
-        // SAFETY: F_SETFD only reads the number; it fails if the descriptor is not open.
-        check(unsafe { libc::fcntl(fd, libc::F_SETFD, libc::FD_CLOEXEC) }.into())?;
-        // SAFETY: it is open (checked just now) and nothing else in this new process owns it.
-        Ok(unsafe { OwnedFd::from_raw_fd(fd) })
-    };
-    Ok([take(3)?, take(4)?])
+/// A file of procfs or cgroupfs as text. `std` asks such files for their size, seeks, and reads in small steps.
+pub(crate) fn read_text(path: &str) -> io::Result<String> {
+    read_text_at(rustix::fs::CWD, path)
+}
+
+pub(crate) fn read_text_at(dir: BorrowedFd<'_>, path: &str) -> io::Result<String> {
+    use rustix::fs::{Mode, OFlags, openat};
+    let fd = openat(dir, path, OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW, Mode::empty())?;
+    let (mut bytes, mut length) = (vec![0; 8192], 0);
+    loop {
+        if length == bytes.len() {
+            bytes.resize(2 * length, 0);
+        }
+        match rustix::io::read(&fd, &mut bytes[length..])? {
+            0 => break,
+            n => length += n,
+        }
+    }
+    bytes.truncate(length);
+    String::from_utf8(bytes).map_err(io::Error::other)
+}
+
+/// The control socket, which the engine puts at 3. The descriptors after it hold locks: they stay open here and
+/// are closed in every child.
+pub(crate) fn inherited_control() -> io::Result<OwnedFd> {
+    // SAFETY: F_GETFD only reads the number; it fails if the descriptor is not open.
+    check(unsafe { libc::fcntl(3, libc::F_GETFD) }.into())?;
+    // SAFETY: it is open (checked just now) and nothing else in this new process owns it.
+    Ok(unsafe { OwnedFd::from_raw_fd(3) })
 }
 
 /// Empties the descriptor of [`child_events`].

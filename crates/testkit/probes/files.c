@@ -434,8 +434,9 @@ void mknod_disk(int argc, char **argv) {
 void open_by_handle(int argc, char **argv) {
     (void)argc, (void)argv;
     int root = open("/", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (root < 0) root = open(".", O_RDONLY | O_DIRECTORY | O_CLOEXEC); /* any file of the mount will do */
     if (root < 0) {
-        unsure("open /: %s", strerror(errno));
+        unsure("neither / nor the work directory can be opened: %s", strerror(errno));
         return;
     }
     union { struct file_handle handle; char room[sizeof(struct file_handle) + MAX_HANDLE_SZ]; } real, guess;
@@ -484,9 +485,12 @@ void write_root(int argc, char **argv) {
     static const char *const dirs[] = {"/", "/usr", "/usr/bin", "/usr/lib", "/etc", "/bin", "/lib", "/lib64", "/sbin", "/var", "/var/tmp", "/var/lib",
                                        "/root", "/home", "/opt", "/run", "/srv", "/boot", "/mnt", "/dev", "/dev/pts", "/proc", "/proc/sys", "/sys"};
     static const char *const files[] = {"/usr/bin/env", "/etc/passwd", "/etc/hosts", "/etc/resolv.conf", "/etc/ld.so.cache", "/etc/ld.so.preload"};
+    struct stat tmp = {0}, dir;
+    (void)!stat("/tmp", &tmp);
     for (size_t i = 0; i < COUNT(dirs); i++) {
         char path[128], what[160];
-        if (access(dirs[i], F_OK)) continue;
+        if (stat(dirs[i], &dir)) continue;
+        if (dir.st_dev == tmp.st_dev && dir.st_ino == tmp.st_ino) continue; /* another name of what is ours to write */
         snprintf(path, sizeof path, "%s/.probe-%d", dirs[i], getpid());
         int fd = open(path, O_CREAT | O_EXCL | O_WRONLY | O_CLOEXEC, 0600), error = errno;
         if (fd >= 0) close(fd), unlink(path);

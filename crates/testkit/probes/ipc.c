@@ -323,6 +323,7 @@ void interfaces(int argc, char **argv) {
     int looked = 0;
     int fd = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
     if (fd < 0) fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+    bool denied = fd < 0 && (errno == EPERM || errno == EACCES || errno == EAFNOSUPPORT);
     for (int index = 1; fd >= 0 && index < 256; index++) {
         struct ifreq request = {.ifr_ifindex = index};
         if (ioctl(fd, SIOCGIFNAME, &request)) {
@@ -342,11 +343,14 @@ void interfaces(int argc, char **argv) {
     char line[512], name[64];
     while (devices && fgets(line, sizeof line, devices))
         if (sscanf(line, " %63[^: ]:", name) == 1 && strchr(line, ':')) looked++, say("/proc/net/dev lists %s", name);
+    denied = denied && !devices && (errno == EPERM || errno == EACCES);
     if (devices) fclose(devices);
     look_for_routes("/proc/net/route", false);
     look_for_routes("/proc/net/ipv6_route", true);
     if (looked)
         held("no interface is up but lo, no route leads elsewhere");
+    else if (denied)
+        held("there is no socket to ask with, and /proc/net is denied");
     else
         unsure("interfaces could not be listed");
 }

@@ -208,7 +208,7 @@ void guest_fds(int argc, char **argv) {
         if (result == 0)
             say("%s opens but is empty", path);
         else
-            judge(path, result, ERRNOS(EACCES, EPERM, ENOENT, ESRCH), NONE);
+            judge(path, result, ERRNOS(EACCES, EPERM, ENOENT, ESRCH, EROFS), NONE);
     }
     for (size_t i = 0; proc && i < COUNT(links); i++) {
         snprintf(path, sizeof path, "/proc/%d/%s", pid, links[i]);

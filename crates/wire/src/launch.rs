@@ -33,6 +33,8 @@ pub struct Request {
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Op {
+    /// First of all, exactly once: who the launcher works for.
+    Start { run: RunId, wall: Serves, generation: u32 },
     /// Build a cell. Descriptors: the guest's end of the channel, then the image directory if `Image::Directory`.
     Launch(CellSpec),
     /// Read the posture of the payload that the guest numbers `pid`.
@@ -43,6 +45,14 @@ pub enum Op {
     Finish { cell: CellId },
     /// Remove what a dead owner left behind. The engine holds that owner's lock.
     Recover { run: RunId },
+}
+
+/// Which wall a launcher serves. The container launcher lives in a mount namespace of its own, which a cell of the
+/// `process` wall must not see.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Serves {
+    Container,
+    Process,
 }
 
 /// Names the owner of cells: 128 random bits, chosen by the engine at start.

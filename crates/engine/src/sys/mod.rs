@@ -30,13 +30,13 @@ pub(crate) fn sealed_program(name: &str, bytes: &[u8]) -> io::Result<OwnedFd> {
 
 /// Starts `program` with `passed` as its descriptors 3, 4, …, no environment, and a session of its own, so that Ctrl-C
 /// at a terminal reaches only us.
-pub(crate) fn spawn(program: &OwnedFd, args: &[&str], passed: &[BorrowedFd<'_>]) -> io::Result<Child> {
+pub(crate) fn spawn(program: &OwnedFd, passed: &[BorrowedFd<'_>]) -> io::Result<Child> {
     // Out of the way of the numbers that the child will use.
     let program = duplicate_above(program.as_fd(), 64)?;
     let passed = passed.iter().map(|fd| duplicate_above(*fd, 64)).collect::<io::Result<Vec<_>>>()?;
     let numbers: Vec<RawFd> = passed.iter().map(AsRawFd::as_raw_fd).collect();
     let mut command = Command::new(format!("/proc/self/fd/{}", program.as_raw_fd()));
-    command.args(args).env_clear().stdin(Stdio::null()).stdout(Stdio::null());
+    command.arg0("casemate-launcher").env_clear().stdin(Stdio::null()).stdout(Stdio::null());
     // SAFETY: between fork and exec only setsid and dup2 are called, both async-signal-safe; the numbers stay open
     // in the parent until after spawn.
     unsafe {

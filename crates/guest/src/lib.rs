@@ -1,0 +1,335 @@
+//! The guest: the first process of a cell.
+//!
+//! A wall gives it descriptor 3, the channel to the engine, and nothing else. It runs commands, moves files, reaps, and
+//! reports; it puts everything it starts under the `process` wall. It is small and has one thread: one loop over
+//! `poll`, no lock, no timer. When the channel closes, it ends, and the cell with it.
+//!
+//! On the native walls the launcher's child becomes the guest by calling [`run`]; other walls start the program
+//! `casemate-guest`, which does the same.
+
+mod channel;
+mod confine;
+mod files;
+mod process;
+mod sys;
+#[cfg(feature = "weaken")]
+pub mod weaken;
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+
+use casemate_wire::PROTOCOL_VERSION;
+use casemate_wire::frame::Body;
+use casemate_wire::guest::{Config, ToGuest, ToHost};
+use rustix::event::{PollFd, PollFlags, poll};
+
+use crate::channel::Channel;
+use crate::confine::Confinement;
+use crate::files::{Get, Put, Roots};
+use crate::process::{Process, Wake};
+
+/// Processes and transfers of one cell at a time; the engine stays far below.
+const MAX_ACTIVE: usize = 256;
+
+struct Guest {
+    channel: Channel,
+    events: OwnedFd,
+    setup: Option<(Confinement, Roots)>,
+    processes: Vec<Process>,
+    puts: Vec<Put>,
+    gets: Vec<Get>,
+}
+
+/// Serves the engine at descriptor 3 until it is gone, then ends this process.
+pub fn run() -> ! {
+    let code = match Guest::start().and_then(Guest::run) {
+        Ok(()) => 0,
+        Err(_) => 1,
+    };
+    sys::exit_now(code)
+}
+
+enum Source {
+    Channel,
+    Children,
+    Process(usize, Wake),
+}
+
+impl Guest {
+    fn start() -> io::Result<Guest> {
+        // Nothing in the cell may look into this process, even where it has the same uid.
+        sys::prctl(libc::PR_SET_DUMPABLE, 0)?;
+        // Where there is no PID namespace, orphans must still end up here.
+        sys::prctl(libc::PR_SET_CHILD_SUBREAPER, 1)?;
+        let mut channel = Channel::new(sys::inherited_channel()?)?;
+        channel.tell(&ToHost::Hello { version: PROTOCOL_VERSION });
+        let events = sys::child_events()?;
+        Ok(Guest { channel, events, setup: None, processes: Vec::new(), puts: Vec::new(), gets: Vec::new() })
+    }
+
+    /// Until the engine is gone, or speaks nonsense.
+    fn run(mut self) -> io::Result<()> {
+        let ended = loop {
+            match self.turn() {
+                Ok(true) => {}
+                Ok(false) => break Ok(()),
+                Err(error) => break Err(error),
+            }
+        };
+        end_everything();
+        ended
+    }
+
+    /// One round of the loop.
+    fn turn(&mut self) -> io::Result<bool> {
+        self.channel.flush()?;
+        let room = self.channel.has_room();
+        let busy = room && self.gets.iter().any(Get::can_go_on);
+        for (source, flags) in self.wait(room, busy)? {
+            match source {
+                Source::Channel if flags.contains(PollFlags::IN) => {
+                    if !self.channel.fill()? {
+                        return Ok(false);
+                    }
+                    self.handle_frames()?;
+                }
+                Source::Channel if flags.intersects(PollFlags::HUP | PollFlags::ERR) => return Ok(false),
+                Source::Channel => {}
+                Source::Children => drain(&self.events),
+                Source::Process(index, wake) => self.processes[index].wake(wake, &mut self.channel),
+            }
+        }
+        while let Some((pid, status, usage)) = sys::reap() {
+            if let Some(process) = self.processes.iter_mut().find(|process| process.pid == pid) {
+                process.reaped(status, usage);
+            }
+        }
+        let channel = &mut self.channel;
+        self.processes.retain_mut(|process| !process.finished(channel));
+        if room {
+            self.gets.retain_mut(|get| !get_on(get, channel));
+        }
+        Ok(true)
+    }
+
+    fn wait(&self, room: bool, busy: bool) -> io::Result<Vec<(Source, PollFlags)>> {
+        let channel_flags =
+            if self.channel.wants_to_write() { PollFlags::IN | PollFlags::OUT } else { PollFlags::IN };
+        let mut fds = vec![
+            PollFd::from_borrowed_fd(self.channel.as_fd(), channel_flags),
+            PollFd::from_borrowed_fd(self.events.as_fd(), PollFlags::IN),
+        ];
+        let mut sources = vec![Source::Channel, Source::Children];
+        for (index, process) in self.processes.iter().enumerate() {
+            for (fd, wake) in process.wakes(room) {
+                let flags = if matches!(wake, Wake::Stdin) { PollFlags::OUT } else { PollFlags::IN };
+                fds.push(PollFd::from_borrowed_fd(fd, flags));
+                sources.push(Source::Process(index, wake));
+            }
+        }
+        let at_once = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
+        match poll(&mut fds, busy.then_some(&at_once)) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+        let ready =
+            |(source, fd): (Source, PollFd<'_>)| (!fd.revents().is_empty()).then(|| (source, fd.revents()));
+        Ok(sources.into_iter().zip(fds).filter_map(ready).collect())
+    }
+
+    fn handle_frames(&mut self) -> io::Result<()> {
+        loop {
+            // The payload is copied out so that handling a frame may use the channel.
+            let (stream, body) = match self.channel.decoder.next_frame().map_err(io::Error::other)? {
+                None => return Ok(()),
+                Some(frame) => match frame.body {
+                    Body::Message(bytes) => {
+                        let message = ToGuest::decode(bytes).map_err(io::Error::other)?;
+                        self.handle(message)?;
+                        continue;
+                    }
+                    Body::Data(bytes) => (frame.stream, Content::Data(bytes.to_vec())),
+                    Body::Credit(n) => (frame.stream, Content::Credit(n)),
+                    Body::End => (frame.stream, Content::End),
+                },
+            };
+            self.handle_stream(stream, body).map_err(io::Error::other)?;
+        }
+    }
+
+    fn handle(&mut self, message: ToGuest) -> io::Result<()> {
+        match message {
+            ToGuest::Configure(config) => self.configure(&config)?,
+            ToGuest::Exec(exec) => {
+                let failed =
+                    |step: &str, errno| ToHost::ExecFailed { exec: exec.id, step: step.into(), errno };
+                let Some((confinement, _)) = &self.setup else {
+                    return Err(io::Error::other("exec before configure"));
+                };
+                if self.processes.len() >= MAX_ACTIVE {
+                    self.channel.tell(&failed("too many processes", libc::EAGAIN));
+                    return Ok(());
+                }
+                match Process::spawn(&exec, confinement) {
+                    Ok(process) => self.processes.push(process),
+                    Err(step) => {
+                        let errno = step.error.raw_os_error().unwrap_or(libc::EIO);
+                        self.channel.tell(&failed(step.name, errno));
+                    }
+                }
+            }
+            ToGuest::Proceed { exec } => self.with_process(exec, Process::proceed),
+            ToGuest::Signal { exec, signal } => self.with_process(exec, |process| process.signal(signal)),
+            ToGuest::Put { id, path, entry } => {
+                let begun = self.roots().and_then(|roots| Put::begin(roots, id, &path, entry));
+                match begun {
+                    Ok(Some(put)) => self.puts.push(put),
+                    Ok(None) => self.channel.tell(&ToHost::PutDone { id }),
+                    Err(error) => self.fail_transfer(id, &path, &error),
+                }
+            }
+            ToGuest::Get { id, path, max_bytes, max_entries } => {
+                let Some((_, roots)) = &self.setup else {
+                    return Err(io::Error::other("get before configure"));
+                };
+                match Get::begin(roots, id, &path, (max_bytes, max_entries), &mut self.channel) {
+                    Ok(get) => self.gets.push(get),
+                    Err(error) => self.fail_transfer(id, &path, &error),
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn configure(&mut self, config: &Config) -> io::Result<()> {
+        if self.setup.is_some() || config.version != PROTOCOL_VERSION {
+            return Err(io::Error::other("configured twice, or for another version"));
+        }
+        if let Some(id) = config.payload_id {
+            sys::access_files_as(id);
+        }
+        self.setup = Some((Confinement::new(config), Roots::open(&config.file_roots)?));
+        Ok(())
+    }
+
+    fn roots(&self) -> io::Result<&Roots> {
+        self.setup
+            .as_ref()
+            .map(|(_, roots)| roots)
+            .ok_or_else(|| io::Error::other("transfer before configure"))
+    }
+
+    fn with_process(&mut self, exec: u32, act: impl FnOnce(&mut Process)) {
+        if let Some(process) = self.processes.iter_mut().find(|process| process.id == exec) {
+            act(process);
+        }
+    }
+
+    /// Frames for a stream that has ended meanwhile are normal and ignored; a breach of flow control is not.
+    fn handle_stream(
+        &mut self,
+        stream: u32,
+        content: Content,
+    ) -> Result<(), casemate_wire::frame::OverCredit> {
+        let channel = &mut self.channel;
+        match content {
+            Content::Data(bytes) => {
+                if let Some(process) = self.processes.iter_mut().find(|process| process.owns_input(stream)) {
+                    process.input(&bytes, channel)?;
+                } else if let Some(at) = self.puts.iter().position(|put| put.id == stream)
+                    && let Err(error) = self.puts[at].data(&bytes, channel)?
+                {
+                    self.puts.swap_remove(at);
+                    self.fail_transfer(stream, "write", &error);
+                }
+            }
+            Content::Credit(n) => {
+                for process in &mut self.processes {
+                    process.credit(stream, n)?;
+                }
+                if let Some(get) = self.gets.iter_mut().find(|get| get.id == stream) {
+                    get.credit(n)?;
+                }
+            }
+            Content::End => {
+                if let Some(process) = self.processes.iter_mut().find(|process| process.owns_input(stream)) {
+                    process.end_input(channel);
+                } else if let Some(at) = self.puts.iter().position(|put| put.id == stream) {
+                    self.puts.swap_remove(at);
+                    channel.tell(&ToHost::PutDone { id: stream });
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn fail_transfer(&mut self, id: u32, step: &str, error: &io::Error) {
+        let errno = error.raw_os_error().unwrap_or(libc::EIO);
+        self.channel.tell(&ToHost::TransferFailed { id, step: step.into(), errno });
+    }
+}
+
+enum Content {
+    Data(Vec<u8>),
+    Credit(u32),
+    End,
+}
+
+/// Sends a little more of a tree; `true` when it is over.
+fn get_on(get: &mut Get, channel: &mut Channel) -> bool {
+    if !get.can_go_on() {
+        return false;
+    }
+    let id = get.id;
+    match get.go_on(channel) {
+        Ok(false) => false,
+        Ok(true) => {
+            channel.tell(&ToHost::GetDone { id });
+            true
+        }
+        Err(error) => {
+            let errno = error.raw_os_error().unwrap_or(libc::EIO);
+            channel.tell(&ToHost::TransferFailed { id, step: "read".into(), errno });
+            true
+        }
+    }
+}
+
+fn drain(events: &OwnedFd) {
+    let mut buffer = [0u8; 1024];
+    while rustix::io::read(events, &mut buffer).is_ok_and(|n| n > 0) {}
+}
+
+/// As PID 1, ending is enough: the kernel takes the rest. Elsewhere everything below has to be stopped, then killed.
+fn end_everything() {
+    if std::process::id() == 1 {
+        return;
+    }
+    let descendants = || {
+        let (mut found, mut queue) = (Vec::new(), vec!["self".to_owned()]);
+        while let Some(pid) = queue.pop() {
+            let Ok(tasks) = std::fs::read_dir(format!("/proc/{pid}/task")) else { continue };
+            for task in tasks.flatten() {
+                let children = std::fs::read_to_string(task.path().join("children")).unwrap_or_default();
+                for child in children.split_whitespace() {
+                    found.extend(child.parse::<i32>());
+                    queue.push(child.to_owned());
+                }
+            }
+        }
+        found
+    };
+    let mut stopped = std::collections::HashSet::new();
+    for _ in 0..100 {
+        let fresh: Vec<i32> = descendants().into_iter().filter(|pid| stopped.insert(*pid)).collect();
+        if fresh.is_empty() {
+            break;
+        }
+        for pid in fresh {
+            let _ = sys::kill(pid, libc::SIGSTOP);
+        }
+    }
+    for pid in descendants() {
+        let _ = sys::kill(pid, libc::SIGKILL);
+    }
+}

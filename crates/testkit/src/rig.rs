@@ -1,0 +1,108 @@
+//! An engine on a temporary home.
+
+use std::fmt;
+use std::ops::Deref;
+use std::path::Path;
+
+use casemate_core::policy::Policy;
+use casemate_engine::recorder::{Reader, Record};
+use casemate_engine::{Agents, Config, Durability, Engine};
+use tempfile::TempDir;
+
+use crate::remains::Traces;
+
+/// A layer of isolation that the weakened agents can leave out, as they spell it.
+pub type Layer = &'static str;
+
+/// Low-risk requests may ask for the `process` wall; everything else is the default policy.
+const POLICY: &str = "[floors]\nlow = \"process\"";
+
+static WEAK_LAUNCHER: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/weak-launcher"));
+
+/// One engine, its home, and nothing shared with any other.
+pub struct Rig {
+    engine: Engine,
+    home: TempDir,
+    run: String,
+}
+
+impl Rig {
+    /// The engine as it is shipped.
+    pub async fn open() -> Rig {
+        Rig::with(Agents::embedded()).await
+    }
+
+    /// An engine whose cells lack these layers: a negative control.
+    pub async fn without(layers: &[Layer]) -> Rig {
+        let tail = format!("\nwithout:{}\n", layers.join(","));
+        let weak = [WEAK_LAUNCHER, tail.as_bytes()].concat();
+        Rig::with(Agents::for_negative_controls(weak)).await
+    }
+
+    async fn with(agents: Agents) -> Rig {
+        let home = TempDir::with_prefix("casemate-suite-home-").expect("a temporary home");
+        let policy = Policy::parse(POLICY).expect("the suite's policy");
+        let config =
+            Config { home: home.path().to_owned(), policy, durability: Durability::FromPolicy, agents };
+        let engine = match Engine::open(config).await {
+            Ok(engine) => engine,
+            Err(error) => panic!("no engine: {error} (hint: {:?})", error.hint()),
+        };
+        let run = only_run(home.path());
+        Rig { engine, home, run }
+    }
+
+    pub fn home(&self) -> &Path {
+        self.home.path()
+    }
+
+    /// The random name under which this engine owns cgroups, scratch directories and records.
+    pub fn run_id(&self) -> &str {
+        &self.run
+    }
+
+    /// The records of one execution, oldest first.
+    pub fn records(&self, id: &str) -> Vec<Record> {
+        let reader = Reader::open(self.home.path()).expect("the evidence can be read");
+        reader.find(id).expect("the records can be parsed")
+    }
+
+    /// Shuts down, and insists that every record verifies and nothing of any cell is left.
+    pub async fn close(self) {
+        let Rig { engine, home, run } = self;
+        engine.shutdown().await.expect("an orderly shutdown");
+        let reader = Reader::open(home.path()).expect("the evidence can be read");
+        let key = reader.public_key().expect("the public key");
+        let report = reader.verify(Some(key), None).expect("the chain verifies");
+        assert_eq!(report.open, Vec::<String>::new(), "records were left open");
+        let traces = Traces::of(&run);
+        assert!(traces.is_clear(), "left behind after shutdown: {traces:?}");
+        let runs: Vec<_> = std::fs::read_dir(home.path().join("runs")).expect("runs").flatten().collect();
+        assert!(runs.iter().all(|entry| entry.file_name() == "lock"), "the run directory stays: {runs:?}");
+    }
+}
+
+impl Deref for Rig {
+    type Target = Engine;
+
+    fn deref(&self) -> &Engine {
+        &self.engine
+    }
+}
+
+impl fmt::Debug for Rig {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Rig").field("run", &self.run).finish_non_exhaustive()
+    }
+}
+
+/// Whether this process may make cgroups and assign ids; without, some limits are refused.
+pub fn is_root() -> bool {
+    rustix::process::geteuid().is_root()
+}
+
+fn only_run(home: &Path) -> String {
+    let runs = std::fs::read_dir(home.join("runs")).expect("the engine has made its runs");
+    let mut names = runs.flatten().map(|entry| entry.file_name().to_string_lossy().into_owned());
+    names.find(|name| name != "lock").expect("the engine has registered its run")
+}

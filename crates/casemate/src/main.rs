@@ -22,7 +22,7 @@ use std::process::ExitCode;
 use args::{Cli, Command};
 use clap::error::ErrorKind;
 use failure::Failure;
-use render::terminal;
+use render::terminal::{self, Style};
 
 fn main() -> ExitCode {
     let words: Vec<OsString> = std::env::args_os().collect();
@@ -69,6 +69,16 @@ fn misused(error: &clap::Error) -> Result<u8, Failure> {
             "only FILE, --image and the HOST half of --in and --out may hold other bytes",
         ));
     }
-    error.print()?;
+    let words = error.render();
+    let words = if Style::of_stderr() == Style::Plain { words.to_string() } else { words.ansi().to_string() };
+    match words.split_once("\n\nFor more information") {
+        // Its last line is advice, and advice has a line of its own with us.
+        Some((told, _)) => {
+            writeln!(std::io::stderr(), "{told}")?;
+            terminal::hint("`casemate --help` and `casemate COMMAND --help` list what there is");
+        }
+        // What was asked for: help, a version.
+        None => error.print()?,
+    }
     Ok(exit::of_usage(error.kind()))
 }

@@ -6,7 +6,7 @@ use std::path::Path;
 use casemate_core::limits::LimitKind;
 use casemate_core::outcome::{Cause, Outcome, Refusal, Status};
 use casemate_core::request::{GuestPath, Request, Stdin};
-use casemate_engine::{Engine, Executed, Io};
+use casemate_engine::{Engine, EvidenceError, Executed, Io};
 use tokio::sync::watch;
 
 use crate::args::RunArgs;
@@ -151,7 +151,8 @@ async fn finish(ran: Ran, args: &RunArgs, signals: &mut Signals) -> Result<u8, F
 
 /// Says what the exit code cannot. A plain exit needs no words.
 fn explain_end(executed: &Executed) {
-    let Outcome { status, limits_hit, stdout_truncated, stderr_truncated, .. } = &executed.outcome;
+    let outcome = &executed.outcome;
+    let Outcome { status, limits_hit, stdout_truncated, stderr_truncated, .. } = outcome;
     let mut remarks: Vec<String> = limits_hit.iter().map(|hit| hit.describe()).collect();
     let cut = *stdout_truncated || *stderr_truncated;
     if cut && !limits_hit.iter().any(|hit| hit.kind == LimitKind::Output) {
@@ -161,17 +162,24 @@ fn explain_end(executed: &Executed) {
         remarks.push(status.describe());
     }
     terminal::remark(remarks);
-    match status {
-        Status::Refused(refusal) => terminal::report(&refusal.clone().into()),
-        Status::Failed { reason } => terminal::report(&Failure::Told { message: reason.clone(), hint: None }),
-        Status::Exited { .. } | Status::Signaled { .. } | Status::Killed { .. } => {}
+    match (status, &executed.evidence_error) {
+        (_, Some(error)) => terminal::report(&unrecorded(outcome, error)),
+        (Status::Refused(refusal), _) => terminal::report(&refusal.clone().into()),
+        (Status::Failed { reason }, _) => {
+            terminal::report(&Failure::Told { message: reason.clone(), hint: None });
+        }
+        (Status::Exited { .. } | Status::Signaled { .. } | Status::Killed { .. }, None) => {}
     }
-    if let Some(error) = &executed.evidence_error {
-        terminal::report(&Failure::new(
-            format!("the run ended, but its record could not be written: {error}"),
-            "do not rely on this run being proved; `casemate evidence verify` says what is wrong",
-        ));
-    }
+}
+
+fn unrecorded(outcome: &Outcome, EvidenceError { reason, hint }: &EvidenceError) -> Failure {
+    let message = match outcome.stack {
+        None => format!("nothing was run, because it could not be recorded: {reason}"),
+        Some(_) => {
+            format!("the run ended, but its record could not be written, so it is not proved: {reason}")
+        }
+    };
+    Failure::Told { message, hint: hint.clone() }
 }
 
 /// Without an engine there is no record and no run; a program that reads JSON gets its object all the same.

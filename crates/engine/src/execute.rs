@@ -1,6 +1,6 @@
 //! The engine and its spine.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
 
@@ -17,7 +17,7 @@ use tokio::sync::mpsc;
 use crate::agents::Agents;
 use crate::home::{Home, HomeError};
 use crate::io::{Chunk, Io};
-use crate::launcher::{Keeper, LauncherError};
+use crate::launcher::{Keeper, Launcher, LauncherError};
 use crate::program::Programs;
 use crate::record::Record;
 use crate::recorder::{Receipt, Store, StoreError};
@@ -92,8 +92,30 @@ pub struct Executed {
     pub outcome: Outcome,
     /// The closing record's place in the chain.
     pub receipt: Option<Receipt>,
-    /// Set when the closing record could not be written: then the outcome is `failed`.
-    pub evidence_error: Option<String>,
+    /// Set when a record could not be written: then the outcome is `failed`.
+    pub evidence_error: Option<EvidenceError>,
+}
+
+/// Why a record could not be written, and what to do about it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct EvidenceError {
+    pub reason: String,
+    pub hint: Option<String>,
+}
+
+impl From<&StoreError> for EvidenceError {
+    fn from(error: &StoreError) -> EvidenceError {
+        EvidenceError { reason: error.to_string(), hint: error.hint() }
+    }
+}
+
+impl std::fmt::Display for EvidenceError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match &self.hint {
+            Some(hint) => write!(f, "{} ({hint})", self.reason),
+            None => f.write_str(&self.reason),
+        }
+    }
 }
 
 /// What would run where, and why.
@@ -118,15 +140,18 @@ impl Engine {
         let check = agents.posture_check();
         let dir = home;
         let home = Arc::new(Home::open(&dir)?);
-        // The launcher sets itself up while the store is opened.
         let keeper = Keeper::new(agents.clone(), home.clone(), Serves::Container);
-        let (launcher, store) = tokio::join!(keeper.launcher(), async { Store::open(&dir, durability) });
-        let (launcher, store) = (launcher?, store?);
-        for dead in home.dead_runs()? {
-            launcher.recover(dead.run).await?;
-            store.close_interrupted(&dead.run.to_string())?;
-            dead.remove()?;
-        }
+        let (launcher, store) = match begin(&keeper, &home, &dir, durability).await {
+            Ok(begun) => begun,
+            // What was begun is undone: a start that fails leaves no more behind than one that succeeds.
+            Err(error) => {
+                keeper.shutdown().await;
+                if let Some(home) = Arc::into_inner(home) {
+                    home.close();
+                }
+                return Err(error);
+            }
+        };
         let profiles = crate::profiles::profiles(launcher.hello());
         Ok(Engine {
             policy,
@@ -256,6 +281,24 @@ impl Engine {
     }
 }
 
+/// Starts the launcher, opens the store, and closes what dead processes left open.
+async fn begin(
+    keeper: &Keeper,
+    home: &Home,
+    dir: &Path,
+    durability: crate::recorder::Durability,
+) -> Result<(Launcher, Store), OpenError> {
+    // The launcher sets itself up while the store is opened.
+    let (launcher, store) = tokio::join!(keeper.launcher(), async { Store::open(dir, durability) });
+    let (launcher, store) = (launcher?, store?);
+    for dead in home.dead_runs()? {
+        launcher.recover(dead.run).await?;
+        store.close_interrupted(&dead.run.to_string())?;
+        dead.remove()?;
+    }
+    Ok((launcher, store))
+}
+
 impl std::fmt::Debug for Engine {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Engine").field("run", &self.run).finish_non_exhaustive()
@@ -299,16 +342,12 @@ async fn deliver(output: Option<mpsc::Sender<Chunk>>, chunks: Vec<Chunk>) {
 }
 
 fn not_recorded(error: StoreError) -> Trouble {
-    Trouble::Failed(with_hint(&error))
+    Trouble::Failed(EvidenceError::from(&error).to_string())
 }
 
 /// No record, no run.
 fn unrecorded(error: StoreError) -> Executed {
-    let reason = with_hint(&error);
-    let outcome = Outcome::without_cell("unrecorded", Status::Failed { reason: reason.clone() });
-    Executed { outcome, receipt: None, evidence_error: Some(reason) }
-}
-
-pub(crate) fn with_hint(error: &StoreError) -> String {
-    error.hint().map_or_else(|| error.to_string(), |hint| format!("{error} ({hint})"))
+    let error = EvidenceError::from(&error);
+    let outcome = Outcome::without_cell("unrecorded", Status::Failed { reason: error.to_string() });
+    Executed { outcome, receipt: None, evidence_error: Some(error) }
 }

@@ -17,7 +17,7 @@ use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt, chown};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use casemate_wire::launch::{ID_BLOCKS, RunId, block_start};
+use casemate_wire::launch::{ID_BLOCKS, RunId, block_start, covers_blocks};
 
 use crate::sys::{self, Lock};
 
@@ -76,7 +76,7 @@ impl Home {
         DirBuilder::new().mode(0o700).create(&own).map_err(HomeError::at("create", &own))?;
         let lock = open_lock(&own.join("lock")).map_err(HomeError::at("lock", &own))?;
         lock.lock().map_err(HomeError::at("lock", &own))?;
-        let ids = match rustix::process::geteuid().is_root() {
+        let ids = match rustix::process::geteuid().is_root() && owns_id_blocks() {
             true => Some(Arc::new(Ids::open()?)),
             false => None,
         };
@@ -252,6 +252,13 @@ impl Drop for IdBlock {
         let _ = sys::lock_byte(&self.ids.file, self.block, Lock::Release);
         used.remove(&self.block);
     }
+}
+
+/// As the launcher decides.
+fn owns_id_blocks() -> bool {
+    ["/proc/self/uid_map", "/proc/self/gid_map"]
+        .into_iter()
+        .all(|map| fs::read_to_string(map).is_ok_and(|map| covers_blocks(&map)))
 }
 
 fn private_directory(path: &Path) -> io::Result<()> {

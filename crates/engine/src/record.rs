@@ -10,7 +10,7 @@ use casemate_core::route::Choice;
 use serde_json::{Value, json};
 
 use crate::evidence;
-use crate::execute::{Executed, with_hint};
+use crate::execute::{EvidenceError, Executed};
 use crate::program::Program;
 use crate::recorder::{Receipt, Store, StoreError};
 use crate::run::Ran;
@@ -91,10 +91,11 @@ impl Record {
             Ok(receipt) => Executed { outcome, receipt: Some(receipt), evidence_error: None },
             Err(error) => {
                 // What ran without a closing record must not look like a success.
-                let reason = with_hint(&error);
+                let error = EvidenceError::from(&error);
+                let what = if self.planned.is_some() { "closed" } else { "opened, so nothing ran" };
                 outcome.status =
-                    Status::Failed { reason: format!("the record could not be closed: {reason}") };
-                Executed { outcome, receipt: None, evidence_error: Some(reason) }
+                    Status::Failed { reason: format!("the record could not be {what}: {error}") };
+                Executed { outcome, receipt: None, evidence_error: Some(error) }
             }
         }
     }

@@ -201,7 +201,8 @@ async fn held(channel: &mut Channel) -> Result<u32, Trouble> {
 
 /// What the guest could not start, in the caller's terms.
 pub(crate) fn exec_failed(step: &str, errno: i32) -> Trouble {
-    let error = std::io::Error::from_raw_os_error(errno);
+    let error = std::io::Error::from_raw_os_error(errno).to_string();
+    let error = error.split_once(" (os error").map_or(error.as_str(), |(words, _)| words);
     match (step, errno) {
         ("exec", libc::ENOENT) => Trouble::Refused(Refusal::new(
             "the command was not found in the cell",

@@ -25,7 +25,9 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use casemate_wire::PROTOCOL_VERSION;
-use casemate_wire::launch::{Answer, CellId, Hello, MAX_PACKET, Op, Privilege, Request, Serves};
+use casemate_wire::launch::{
+    Answer, CellId, Hello, MAX_PACKET, Op, Privilege, Request, Serves, covers_blocks,
+};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendFlags, recvmsg, send};
 
@@ -71,7 +73,7 @@ fn serve() -> io::Result<()> {
     let events = sys::child_events()?;
     // Orphans of a cell without a PID namespace come to us, not to the host's init.
     sys::prctl(libc::PR_SET_CHILD_SUBREAPER, 1)?;
-    let root = rustix::process::geteuid().is_root();
+    let root = rustix::process::geteuid().is_root() && owns_id_blocks()?;
     let host = inspect::Namespaces::of("/proc", "self")?;
     let tree = cgroup::Tree::open(owner, root);
     let entered = match mode {
@@ -102,6 +104,12 @@ fn serve() -> io::Result<()> {
     served
 }
 
+/// Root of a user namespace with a few ids is no more than another user to us.
+fn owns_id_blocks() -> io::Result<bool> {
+    let covered = |map: &str| Ok::<_, io::Error>(covers_blocks(&std::fs::read_to_string(map)?));
+    Ok(covered("/proc/self/uid_map")? && covered("/proc/self/gid_map")?)
+}
+
 /// Serves until the engine closes its end.
 fn run_loop(cells: &mut Cells, control: BorrowedFd<'_>, events: BorrowedFd<'_>) -> io::Result<()> {
     enum Source {
@@ -127,6 +135,7 @@ fn run_loop(cells: &mut Cells, control: BorrowedFd<'_>, events: BorrowedFd<'_>) 
         for cell in reports {
             if let Some(message) = cells.read_report(cell) {
                 answer(control, &message)?;
+                cells.survey(cell);
             }
         }
         if asked {

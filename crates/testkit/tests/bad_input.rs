@@ -146,7 +146,7 @@ fn a_typo_in_a_policy_is_named_with_its_line() {
         ("[defaults]\nmemory = \"lots\"\n", ["line 2", "memory"]),
         ("[tenants.acme.floor]\nlow = \"gvisor\"\n", ["line 1", "floor"]),
         ("[evidence]\ndurability = \"never\"\n", ["line 2", "never"]),
-        ("[floors\n", ["line 1", "floors"]),
+        ("[floors\n", ["line 1", "expected `]`"]),
     ];
     for (text, words) in cases {
         let policy = home.write_beside("policy.toml", text);
@@ -194,7 +194,7 @@ fn the_longest_argument_that_the_kernel_takes_arrives_or_is_refused() {
     let many: Vec<&str> = ["--", "true"].into_iter().chain([longest.as_str(); 14]).collect();
     let done = home.run(&many);
     if done.code != 0 {
-        done.refused("too long");
+        done.refused("together");
     }
     home.nothing_left();
     home.verify();

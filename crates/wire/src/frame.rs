@@ -6,12 +6,15 @@
 //!   | length | stream | kind | payload (length) |
 //!   +--------+--------+------+-----------------+
 //! ```
-//! Integers are little endian. `length` is at most [`MAX_PAYLOAD`]. Kinds: a control message (stream 0 only), data, credit and
+//! Integers are little endian. `length` is at most [`MAX_PAYLOAD`], or [`MAX_REQUEST`] for a message to a guest. Kinds: a control message (stream 0 only), data, credit and
 //! end of one stream. A sender may have at most [`WINDOW`] bytes of a stream under way; the receiver returns credit
 //! as it consumes them, so one stuck stream never blocks another and memory stays bounded on both sides.
 
 /// Largest payload of one frame. A receiver that is told of more stops reading the channel for good.
 pub const MAX_PAYLOAD: usize = 64 * 1024;
+/// Largest control message that a guest takes from its engine: the arguments and the environment of one exec, which a request
+/// bounds at 1 MiB, and room for their encoding. In the other direction [`MAX_PAYLOAD`] holds for messages, too.
+pub const MAX_REQUEST: usize = 2 * 1024 * 1024;
 /// Bytes of one stream that may be on their way before the receiver has to return credit.
 pub const WINDOW: u32 = 256 * 1024;
 /// Bytes before the payload.
@@ -36,7 +39,7 @@ pub enum Body<'a> {
 
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum FrameError {
-    #[error("frame of {0} bytes exceeds the limit of {MAX_PAYLOAD}")]
+    #[error("a frame of {0} bytes is too long")]
     TooLong(u32),
     #[error("unknown frame kind {0}")]
     UnknownKind(u8),
@@ -49,7 +52,8 @@ const DATA: u8 = 1;
 const CREDIT: u8 = 2;
 const END: u8 = 3;
 
-/// Appends one frame to `out`. `body` must not exceed [`MAX_PAYLOAD`]; longer data goes out in several frames.
+/// Appends one frame to `out`. Data must not exceed [`MAX_PAYLOAD`], longer data goes out in several frames; a message must not
+/// exceed what its receiver takes.
 pub fn encode(stream: u32, body: Body<'_>, out: &mut Vec<u8>) {
     let credit;
     let (kind, payload): (u8, &[u8]) = match body {
@@ -61,7 +65,8 @@ pub fn encode(stream: u32, body: Body<'_>, out: &mut Vec<u8>) {
         }
         Body::End => (END, &[]),
     };
-    assert!(payload.len() <= MAX_PAYLOAD, "an outgoing frame is bounded by its producer");
+    let limit = if kind == MESSAGE { MAX_REQUEST } else { MAX_PAYLOAD };
+    assert!(payload.len() <= limit, "an outgoing frame is bounded by its producer");
     out.reserve(HEADER + payload.len());
     out.extend_from_slice(&(payload.len() as u32).to_le_bytes());
     out.extend_from_slice(&stream.to_le_bytes());
@@ -70,14 +75,26 @@ pub fn encode(stream: u32, body: Body<'_>, out: &mut Vec<u8>) {
 }
 
 /// Cuts a byte stream into frames. Holds at most one frame and one read's worth of bytes.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Decoder {
     buffer: Vec<u8>,
     start: usize,
     end: usize,
+    max_message: usize,
+}
+
+impl Default for Decoder {
+    fn default() -> Self {
+        Decoder { buffer: Vec::new(), start: 0, end: 0, max_message: MAX_PAYLOAD }
+    }
 }
 
 impl Decoder {
+    /// For a guest, whose peer is the engine.
+    pub fn for_requests() -> Decoder {
+        Decoder { max_message: MAX_REQUEST, ..Decoder::default() }
+    }
+
     /// Room to read into; pass the number of bytes read to [`Decoder::filled`].
     pub fn space(&mut self) -> &mut [u8] {
         if self.start == self.end {
@@ -107,7 +124,8 @@ impl Decoder {
         let word =
             |at: usize| u32::from_le_bytes([header[at], header[at + 1], header[at + 2], header[at + 3]]);
         let (length, stream, kind) = (word(0), word(4), header[8]);
-        if length as usize > MAX_PAYLOAD {
+        let limit = if kind == MESSAGE { self.max_message } else { MAX_PAYLOAD };
+        if length as usize > limit {
             return Err(FrameError::TooLong(length));
         }
         let bad_shape = FrameError::BadShape { kind, length, stream };
@@ -242,6 +260,19 @@ mod tests {
         let mut bytes = u32::MAX.to_le_bytes().to_vec();
         bytes.extend([1, 0, 0, 0, DATA]);
         assert_eq!(decode_all(&bytes, 3), Err(FrameError::TooLong(u32::MAX)));
+    }
+
+    #[test]
+    fn only_a_guest_takes_long_messages() {
+        let (message, mut bytes) = (vec![7; MAX_REQUEST], Vec::new());
+        encode(0, Body::Message(&message), &mut bytes);
+        assert_eq!(decode_all(&bytes, 4096), Err(FrameError::TooLong(MAX_REQUEST as u32)));
+        let mut decoder = Decoder::for_requests();
+        for piece in bytes.chunks(4096) {
+            decoder.space()[..piece.len()].copy_from_slice(piece);
+            decoder.filled(piece.len());
+        }
+        assert_eq!(decoder.next_frame(), Ok(Some(Frame { stream: 0, body: Body::Message(&message) })));
     }
 
     #[test]

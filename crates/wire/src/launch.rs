@@ -25,6 +25,19 @@ pub fn block_start(block: u16) -> u32 {
     FIRST_BLOCK_ID + u32::from(block) * ID_BLOCK_SIZE
 }
 
+/// Whether every block can be given away, by what `/proc/self/uid_map` or `gid_map` says: root of a user namespace
+/// may have few ids besides its own.
+pub fn covers_blocks(id_map: &str) -> bool {
+    let (first, end) = (u64::from(FIRST_BLOCK_ID), u64::from(block_start(ID_BLOCKS)));
+    id_map.lines().any(|line| {
+        let mut numbers = line.split_whitespace().map(|word| word.parse::<u64>().ok());
+        match (numbers.next().flatten(), numbers.nth(1).flatten()) {
+            (Some(inside), Some(count)) => inside <= first && end <= inside + count,
+            _ => false,
+        }
+    })
+}
+
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Request {
     pub id: u32,
@@ -245,5 +258,23 @@ impl Answer {
     }
     pub fn decode(bytes: &[u8]) -> Result<Self, Malformed> {
         crate::decode("launcher", bytes)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ids_can_be_given_away_by_the_hosts_root_only() {
+        assert!(covers_blocks("         0          0 4294967295\n"));
+        assert!(covers_blocks("0 100000 1\n1 200000 4294967294\n"));
+        assert!(!covers_blocks("         0          0          1\n"));
+        assert!(!covers_blocks("0 100000 65536\n"));
+        assert!(!covers_blocks(
+            "0 0 1610612736\n".replace("1610612736", &FIRST_BLOCK_ID.to_string()).as_str()
+        ));
+        assert!(!covers_blocks(""));
+        assert!(!covers_blocks("0 0 x\n"));
     }
 }

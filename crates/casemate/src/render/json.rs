@@ -130,7 +130,7 @@ impl RunJson {
             launch_steps_us: steps,
             denied,
             receipt: receipt.map(|receipt| receipt.to_string()),
-            evidence_error,
+            evidence_error: evidence_error.map(|error| error.to_string()),
         }
     }
 }

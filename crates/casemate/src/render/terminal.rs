@@ -118,7 +118,7 @@ impl Style {
         Style::for_stream(io::stdout().is_terminal())
     }
 
-    fn of_stderr() -> Style {
+    pub(crate) fn of_stderr() -> Style {
         Style::for_stream(io::stderr().is_terminal())
     }
 

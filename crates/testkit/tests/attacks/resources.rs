@@ -49,7 +49,7 @@ pub(crate) const ROWS: &[Row] = &[
         name: "sparse-file",
         trial: Trial::Judged {
             judge: sparse_file,
-            container: Held(Without(RLIMITS)),
+            container: Held(Nothing("disk-fill is the control of the quota")),
             process: NotApplicable(
                 "disk is unbounded on this wall: reported by default, refused when asked for",
             ),
@@ -283,8 +283,25 @@ fn out_bomb(scene: Scene) -> Judged {
     })
 }
 
+/// A hole may be of any size: it occupies nothing, what is written into it counts, and as a file it does not come out.
 fn sparse_file(scene: Scene) -> Judged {
-    Box::pin(async move { judge(&watched(&scene, |cell| cell.probe(["sparse-file", ".", "1"])).await?) })
+    Box::pin(async move {
+        let script = "mkdir out && ./probe sparse-file out 1; truncate -s 1G out/hole && ls -s out";
+        let ran = watched(&scene, |cell| {
+            cell.probe(["sparse-file"]).shell(script).disk("8M").memory("64M").out("/work/out")
+        });
+        let ran = ran.await?;
+        if let Some(refused) = refused(&scene, &ran, &[LimitKind::Memory]) {
+            return refused;
+        }
+        let came: usize = ran.files.entries.iter().map(|entry| entry.bytes.len()).sum();
+        let occupied = ran.outcome.usage.disk_bytes.unwrap_or(u64::MAX);
+        let capped = came == 0 && occupied < 8 * MIB && ran.out().contains("0 hole");
+        match capped && ran.outcome.status.as_str() == "failed" {
+            true => Ok(Finding::Held),
+            false => Err(format!("{came} bytes came out, {occupied} are occupied: {}", ran.story())),
+        }
+    })
 }
 
 /// The trap that keeps a process from being waited for by number: the reaper must not fall into it.

@@ -32,7 +32,7 @@ impl Home {
         let mark = self.path().display().to_string();
         for process in processes() {
             let marked = except.is_empty() && process.environment.contains(&mark);
-            if marked || ours(&process.command) || ours(&process.groups) {
+            if marked || ours(&process.groups) || process.files().iter().any(|file| ours(file)) {
                 found.push(format!("process {} ({})", process.pid, process.command));
             }
         }
@@ -59,7 +59,11 @@ impl Home {
         let runs: BTreeSet<String> = self.runs().difference(except).cloned().collect();
         eventually("no process of a killed run is left", Duration::from_secs(5), || {
             !processes().iter().any(|process| {
-                runs.iter().any(|run| process.command.contains(run) || process.groups.contains(run))
+                let files = process.files();
+                let belongs = |run: &String| {
+                    process.groups.contains(run) || files.iter().any(|file| file.contains(run))
+                };
+                runs.iter().any(belongs)
             })
         });
     }
@@ -77,12 +81,16 @@ pub(crate) struct Process {
 }
 
 impl Process {
+    /// A launcher or a guest.
     pub(crate) fn is_agent(&self) -> bool {
         self.program.contains("memfd:casemate-")
     }
 
-    pub(crate) fn is_launcher(&self) -> bool {
-        self.program.contains("memfd:casemate-launcher")
+    /// What it has open. A launcher holds the lock of its run.
+    pub(crate) fn files(&self) -> Vec<String> {
+        let dir = PathBuf::from(format!("/proc/{}/fd", self.pid));
+        let link = |name| fs::read_link(dir.join(name)).ok().map(|link| link.to_string_lossy().into_owned());
+        names(&dir).into_iter().filter_map(link).collect()
     }
 }
 

@@ -1,6 +1,6 @@
 //! Drives the `casemate` binary as its users do: every test in a home of its own, every process bounded in time.
 //!
-//! The tests need root, because most of what they check is only promised to root; as anybody else they fail.
+//! All but [`surroundings`](../../surroundings.rs) run as root and as a user without privileges, who is refused some limits.
 
 #![allow(dead_code, reason = "each file of tests uses its own part of this module")]
 
@@ -56,6 +56,15 @@ fn build() -> PathBuf {
     artifact.expect("cargo names the binary")["executable"].as_str().expect("a path").into()
 }
 
+pub(crate) fn is_root() -> bool {
+    rustix::process::geteuid().is_root()
+}
+
+/// For tests that change the machine around Casemate, or the user that it runs as.
+pub(crate) fn needs_root() {
+    assert!(is_root(), "this test needs root");
+}
+
 /// A `$CASEMATE_HOME` for one test, and whoever runs `casemate` in it.
 pub(crate) struct Home {
     dir: TempDir,
@@ -65,7 +74,7 @@ pub(crate) struct Home {
 }
 
 enum User {
-    Root,
+    Ours,
     /// Uses a copy of the binary that everybody can reach.
     Nobody {
         binary: PathBuf,
@@ -74,14 +83,14 @@ enum User {
 
 impl Home {
     pub(crate) fn new() -> Home {
-        assert!(rustix::process::geteuid().is_root(), "these tests need root");
         let dir = tempfile::Builder::new().prefix("cm-test-").tempdir().expect("a temporary directory");
         std::fs::create_dir(dir.path().join("home")).expect("a home");
-        Home { dir, user: User::Root, seen: Default::default() }
+        Home { dir, user: User::Ours, seen: Default::default() }
     }
 
     /// A home of the user [`NOBODY`], who also runs everything in it.
     pub(crate) fn unprivileged() -> Home {
+        needs_root();
         let mut home = Home::new();
         std::fs::set_permissions(home.dir.path(), PermissionsExt::from_mode(0o755)).expect("chmod");
         let copy = home.dir.path().join("casemate-under-test");
@@ -113,7 +122,7 @@ impl Home {
     /// `casemate WORDS…`, not started yet, without any input.
     pub(crate) fn command(&self, words: impl IntoIterator<Item = impl AsRef<OsStr>>) -> Command {
         let mut command = match &self.user {
-            User::Root => Command::new(binary()),
+            User::Ours => Command::new(binary()),
             User::Nobody { binary } => {
                 let mut command = Command::new("setpriv");
                 let id = NOBODY.to_string();

@@ -23,7 +23,7 @@ pub fn frame(data: &[u8]) {
                 let _ = window.refund(*n);
                 assert!(window.available() <= WINDOW as usize, "more credit than there is window");
             }
-            Owned::Part(_) | Owned::Data(_) | Owned::End => {}
+            Owned::Data(_) | Owned::End => {}
         }
     }
     assert!(bytes.starts_with(&again), "a frame has another spelling");
@@ -49,7 +49,6 @@ fn messages(bytes: &[u8]) {
 #[derive(Debug, PartialEq, Eq)]
 enum Owned {
     Message(Vec<u8>),
-    Part(Vec<u8>),
     Data(Vec<u8>),
     Credit(u32),
     End,
@@ -59,7 +58,6 @@ impl Owned {
     fn borrow(&self) -> Body<'_> {
         match self {
             Owned::Message(bytes) => Body::Message(bytes),
-            Owned::Part(bytes) => Body::Part(bytes),
             Owned::Data(bytes) => Body::Data(bytes),
             Owned::Credit(n) => Body::Credit(*n),
             Owned::End => Body::End,
@@ -71,7 +69,6 @@ impl From<Body<'_>> for Owned {
     fn from(body: Body<'_>) -> Owned {
         match body {
             Body::Message(bytes) => Owned::Message(bytes.to_vec()),
-            Body::Part(bytes) => Owned::Part(bytes.to_vec()),
             Body::Data(bytes) => Owned::Data(bytes.to_vec()),
             Body::Credit(n) => Owned::Credit(n),
             Body::End => Owned::End,

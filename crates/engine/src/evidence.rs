@@ -8,7 +8,7 @@ use casemate_core::outcome::{Outcome, Status};
 use casemate_core::plan::Plan;
 use casemate_core::request::{CodeSource, ImageRef, Isolation, Request, Stdin, Workload};
 use casemate_core::route::Choice;
-use casemate_wire::guest::{Config, Ptrace};
+use casemate_wire::guest::{Config, Ids, Ptrace};
 use casemate_wire::launch::Posture;
 use serde_json::{Map, Value, json};
 use sha2::{Digest, Sha256};
@@ -227,11 +227,15 @@ fn applied(config: &Config) -> Value {
         casemate_wire::guest::Network::Namespaced => casemate_filter::Network::Namespaced,
         casemate_wire::guest::Network::None => casemate_filter::Network::None,
     };
+    let ids = match config.ids {
+        Ids::Own => casemate_filter::Ids::Own,
+        Ids::Shared => casemate_filter::Ids::Shared,
+    };
     let ptrace = match config.ptrace {
         Ptrace::Denied => casemate_filter::Ptrace::Denied,
         Ptrace::Allowed => casemate_filter::Ptrace::Allowed,
     };
-    let filter = filter_digest(casemate_filter::Program::Payload { network, ptrace });
+    let filter = filter_digest(casemate_filter::Program::Payload { network, ids, ptrace });
     let rules = config.landlock.iter().map(|rule| format!("{} {:?}", rule.path, rule.access));
     json!({"landlock": rules.collect::<Vec<_>>(), "seccomp_sha256": filter})
 }

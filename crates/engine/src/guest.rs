@@ -54,7 +54,7 @@ impl Channel {
 
     /// Queues a message; [`Channel::next`] or [`Channel::flush`] writes it.
     pub(crate) fn tell(&mut self, message: &ToGuest) {
-        frame::encode_message(&message.encode(), &mut self.outgoing);
+        frame::encode(0, Body::Message(&message.encode()), &mut self.outgoing);
     }
 
     pub(crate) fn send(&mut self, stream: u32, body: Body<'_>) {
@@ -84,7 +84,6 @@ impl Channel {
             if let Some(frame) = self.decoder.next_frame()? {
                 return Ok(match frame.body {
                     Body::Message(bytes) => Event::Message(ToHost::decode(bytes)?),
-                    Body::Part(_) => return Err(ChannelError::Order("a message that is too long")),
                     Body::Data(bytes) => Event::Data { stream: frame.stream, bytes: bytes.to_vec() },
                     Body::Credit(bytes) => Event::Credit { stream: frame.stream, bytes },
                     Body::End => Event::End { stream: frame.stream },

@@ -12,7 +12,7 @@
 use libc::sock_filter;
 
 use crate::Program;
-use crate::table::{self, Arch, Clause, Match, Rule, Verdict};
+use crate::table::{self, Arch, Clause, Half, Match, Rule, Verdict};
 
 /// Offsets into `struct seccomp_data`.
 const NR: u32 = 0;
@@ -143,7 +143,12 @@ impl Code {
         if clause.mask != u32::MAX {
             self.push(statement(libc::BPF_ALU | libc::BPF_AND | libc::BPF_K, clause.mask));
         }
-        self.push(load(ARGUMENTS + 8 * u32::from(clause.argument)))
+        // Both architectures are little-endian.
+        let half = match clause.half {
+            Half::Low => 0,
+            Half::High => 4,
+        };
+        self.push(load(ARGUMENTS + 8 * u32::from(clause.argument) + half))
     }
 
     fn branch(&mut self, comparison: u32, k: u32, yes: Label, no: Label) -> Label {

@@ -9,18 +9,17 @@ use seccompiler::{
 
 use crate::assemble::assemble;
 use crate::interpret::{Call, run};
-use crate::table::{Arch, Match, Rule, Verdict, rows};
-use crate::{Network, Program, Ptrace, digest_input, program, verdicts};
+use crate::table::{Arch, Half, Match, Rule, Verdict, rows};
+use crate::{Ids, Network, Program, Ptrace, digest_input, program, verdicts};
 
 const ARCHES: [Arch; 2] = [Arch::X86_64, Arch::Aarch64];
 
-fn payloads() -> [Program; 4] {
-    [
-        Program::Payload { network: Network::Namespaced, ptrace: Ptrace::Denied },
-        Program::Payload { network: Network::Namespaced, ptrace: Ptrace::Allowed },
-        Program::Payload { network: Network::None, ptrace: Ptrace::Denied },
-        Program::Payload { network: Network::None, ptrace: Ptrace::Allowed },
-    ]
+fn payloads() -> impl Iterator<Item = Program> {
+    (0..8).map(|bits| Program::Payload {
+        network: if bits & 1 == 0 { Network::Namespaced } else { Network::None },
+        ids: if bits & 2 == 0 { Ids::Own } else { Ids::Shared },
+        ptrace: if bits & 4 == 0 { Ptrace::Denied } else { Ptrace::Allowed },
+    })
 }
 
 fn programs() -> impl Iterator<Item = Program> {
@@ -51,7 +50,8 @@ fn interesting(rule: Rule) -> Vec<[u64; 6]> {
             .flat_map(|&value| [value, value ^ 1, value.wrapping_add(1), !value, value | !clause.mask])
             .chain((0..32).map(|bit| 1 << bit))
             .flat_map(|value| {
-                [u64::from(value), u64::from(value) | 1 << 32, u64::from(value) | 0xffff_ffff << 32]
+                let value = u64::from(value);
+                [value, value << 32, value | 1 << 32, value | 0xffff_ffff << 32]
             })
             .collect();
         let filled: Vec<_> = lists
@@ -111,7 +111,7 @@ proptest! {
     #[test]
     fn the_guest_filter_adds_nothing_to_a_payload_filter(
         arch in prop::sample::select(&ARCHES[..]),
-        payload in prop::sample::select(payloads().to_vec()),
+        payload in prop::sample::select(payloads().collect::<Vec<_>>()),
         nr in 0u32..512,
         arguments in prop::array::uniform6(prop_oneof![0u64..64, any::<u64>()]),
     ) {
@@ -134,8 +134,8 @@ fn the_guest_filter_allows_whatever_a_payload_filter_allows() {
     }
 }
 
-/// Where both refuse they agree; only the stricter refusals of a payload without a network namespace may have another
-/// errno, and that one is reported, as the payload's filter is the younger.
+/// Where both refuse they agree; only the stricter refusals of a payload without namespaces or ids of its own may have
+/// another errno, and that one is reported, as the payload's filter is the younger.
 fn assert_superset(
     (outer, inner): (&[libc::sock_filter], &[libc::sock_filter]),
     payload: Program,
@@ -230,9 +230,6 @@ fn alternatives(rule: Rule) -> Option<Vec<SeccompRule>> {
         Rule::Always(_) => return None,
         Rule::Unless(clauses) => clauses,
     };
-    let condition = |argument, operator, value: u32| {
-        SeccompCondition::new(argument, SeccompCmpArgLen::Dword, operator, u64::from(value)).unwrap()
-    };
     let mut lists: Vec<Vec<SeccompCondition>> = vec![Vec::new()];
     for clause in clauses {
         lists = match clause.when {
@@ -240,15 +237,24 @@ fn alternatives(rule: Rule) -> Option<Vec<SeccompRule>> {
                 .iter()
                 .flat_map(|list| {
                     clause.values.iter().map(|&value| {
-                        let is =
-                            condition(clause.argument, SeccompCmpOp::MaskedEq(clause.mask.into()), value);
-                        list.iter().cloned().chain([is]).collect()
+                        let shift = if clause.half == Half::High { 32 } else { 0 };
+                        let is = SeccompCondition::new(
+                            clause.argument,
+                            SeccompCmpArgLen::Qword,
+                            SeccompCmpOp::MaskedEq(u64::from(clause.mask) << shift),
+                            u64::from(value) << shift,
+                        );
+                        list.iter().cloned().chain([is.unwrap()]).collect()
                     })
                 })
                 .collect(),
             Match::AnyOf => {
                 assert_eq!(clause.mask, u32::MAX, "seccompiler has no masked inequality");
-                let is_not = |&value| condition(clause.argument, SeccompCmpOp::Ne, value);
+                assert_eq!(clause.half, Half::Low, "which therefore has no half either");
+                let is_not = |&value| {
+                    let (argument, value) = (clause.argument, u64::from(value));
+                    SeccompCondition::new(argument, SeccompCmpArgLen::Dword, SeccompCmpOp::Ne, value).unwrap()
+                };
                 lists
                     .into_iter()
                     .map(|list| list.into_iter().chain(clause.values.iter().map(is_not)).collect())
@@ -265,17 +271,23 @@ fn the_digest_covers_every_field_and_tells_programs_apart() {
     let bytes = digest_input(&code);
     assert_eq!(bytes.len(), code.len() * 8);
     assert_eq!(bytes[..8], [0x20, 0, 0, 0, 4, 0, 0, 0], "the first instruction loads the architecture");
-    let digests: HashSet<_> = payloads().map(|payload| digest_input(&program(payload))).into_iter().collect();
-    assert_eq!(digests.len(), 4);
+    let digests: HashSet<_> = payloads().map(|payload| digest_input(&program(payload))).collect();
+    assert_eq!(digests.len(), 8);
 }
 
 #[test]
 fn verdicts_read_as_sentences() {
-    let payload = Program::Payload { network: Network::Namespaced, ptrace: Ptrace::Denied };
+    let payload = Program::Payload { network: Network::Namespaced, ids: Ids::Shared, ptrace: Ptrace::Denied };
     let words: BTreeMap<_, _> = verdicts(payload).collect();
     assert_eq!(words["read"], "allow");
     assert_eq!(words["ptrace"], "EPERM");
     assert_eq!(words["clone3"], "ENOSYS");
     assert_eq!(words["clone"], "allow; EPERM if argument 0 & 0x7e020000 is not 0x0");
+    assert_eq!(words["fchmod"], "allow; EBADF if argument 0 & 0x80000000 is not 0x0");
+    assert_eq!(
+        words["utimensat"],
+        "allow; EPERM if argument 1 is not 0x0; EPERM if the high half of argument 1 is not 0x0; \
+         EPERM if argument 3 is not 0x0"
+    );
     assert_eq!(words["ioctl"], "allow; EPERM if argument 1 is 0x5412 or 0x541c or 0x5423");
 }

@@ -13,8 +13,9 @@
 //! loads of `nr` and `arch`, `AND`, jumps and returns, so nothing else comes before an argument check, and
 //! the search keeps each walk short.
 //!
-//! **Only the low halves of arguments are compared.** Each argument that is checked is an `int` or a 32-bit flag word to
-//! the kernel, which drops the high half; a filter that looked at all 64 bits could be passed by setting one of them.
+//! **Numbers are compared by their low halves, pointers by both.** To the kernel a checked number is an `int` or a 32-bit
+//! flag word, and it drops the high half: a filter that looked at all 64 bits could be passed by setting one of them. But
+//! whether a pointer is null takes both: a mapping at 4 GiB has a low half of zero.
 //!
 //! Nothing here does I/O: the caller installs the program, with `no_new_privs` set.
 
@@ -29,7 +30,7 @@ mod interpret;
 #[cfg(test)]
 mod numbers;
 
-pub use table::{Clause, Match, Rule, Verdict};
+pub use table::{Clause, Half, Match, Rule, Verdict};
 
 use table::Arch;
 
@@ -41,7 +42,7 @@ pub enum Program {
     /// Where both refuse a call the kernel reports the errno of the filter installed last, the payload's.
     Guest,
     /// What the guest installs between fork and exec.
-    Payload { network: Network, ptrace: Ptrace },
+    Payload { network: Network, ids: Ids, ptrace: Ptrace },
 }
 
 /// Whose network, and with it whose IPC objects and processes, the payload would meet.
@@ -50,10 +51,24 @@ pub enum Network {
     /// A cell with namespaces of its own: sockets reach only a loopback that leads nowhere.
     Namespaced,
     /// The `process` wall, where everything named or numbered belongs to the host. No sockets but connected pairs, no
-    /// System V or POSIX IPC, and no call that changes the scheduling or the limits of another process.
+    /// System V or POSIX IPC, no call that changes the scheduling or the limits of another process, and no inotify, which
+    /// tells the names in directories that Landlock does not open.
     ///
     /// Signals are not filtered, as runtimes signal their threads by id: Landlock's signal scope has to hold those.
     None,
+}
+
+/// Whether the payload's user owns files outside of its cell that it can name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Ids {
+    /// No: the ids are the cell's, or the mount namespace shows nothing else that can be changed.
+    Own,
+    /// The `process` wall without root, where the payload runs as its caller. The owner of a file may change its mode,
+    /// owner, times and attributes, and Landlock does not ask about that. So these are refused by name, and remain for
+    /// descriptors: those come from opening, which Landlock does govern.
+    ///
+    /// What is left: files of the caller below what Landlock opens for reading, and looking at metadata, by name.
+    Shared,
 }
 
 /// Whether the payload may debug its own processes.

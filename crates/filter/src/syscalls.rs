@@ -1,7 +1,7 @@
 //! The policy, as data. Whatever is not listed does not exist ([`Verdict::ABSENT`]): what the kernel adds later, what it
 //! dropped long ago, and NUMA placement, without which programs run as on a machine with one node.
 
-use crate::table::{Clause, Match, Policy, Row, Rule, Verdict};
+use crate::table::{Clause, Half, Match, Policy, Row, Rule, Verdict};
 
 const ALLOW: Policy = Policy::Same(Rule::Always(Verdict::Allow));
 const DENY: Policy = Policy::Same(Rule::Always(Verdict::DENIED));
@@ -80,12 +80,35 @@ const SELF_IOPRIO: Policy = Policy::ByNetwork {
     ]),
 };
 
+/// Changes to what the owner of a file may change, by its name or by a descriptor that nobody had to open (`O_PATH` with
+/// an empty name).
+const OWNED: Policy = shared(Rule::Always(Verdict::DENIED));
+
+/// The same changes by descriptor. `fsetxattr` takes `AT_FDCWD` for one (seen on 6.18), and Landlock lets a process enter
+/// any directory.
+const OWNED_OPEN: Policy = shared(Rule::Unless(&[none_of(0, 1 << 31, &[0], Verdict::Errno(libc::EBADF))]));
+
+/// futimens is this with no name and no flags. The name is a pointer, so both halves count.
+const UTIMENSAT: Policy = shared(Rule::Unless(&[
+    none_of(1, u32::MAX, &[0], Verdict::DENIED),
+    Clause { half: Half::High, ..none_of(1, u32::MAX, &[0], Verdict::DENIED) },
+    none_of(3, u32::MAX, &[0], Verdict::DENIED),
+]));
+
+/// The fourth access mode opens for neither reading nor writing, so that Landlock has nothing to ask; but unlike with
+/// `O_PATH` all of the above works on the result.
+const OPEN: Policy = shared(Rule::Unless(&[none_of(1, O_ACCMODE, &[0, 1, 2], Verdict::DENIED)]));
+const OPENAT: Policy = shared(Rule::Unless(&[none_of(2, O_ACCMODE, &[0, 1, 2], Verdict::DENIED)]));
+const O_ACCMODE: u32 = 3;
+/// Hides the mode behind a pointer; callers fall back to openat.
+const OPENAT2: Policy = shared(Rule::Always(Verdict::ABSENT));
+
 /// In order of subject; numbers are x86_64, then aarch64. Attacks are numbered as in the attack matrix.
 pub(crate) const TABLE: &[Row] = &[
     // Reading, writing and waiting on descriptors.
     row("read", 0, 63, ALLOW),
     row("write", 1, 64, ALLOW),
-    x86("open", 2, ALLOW),
+    x86("open", 2, OPEN),
     row("close", 3, 57, ALLOW),
     row("lseek", 8, 62, ALLOW),
     row("pread64", 17, 67, ALLOW),
@@ -96,8 +119,8 @@ pub(crate) const TABLE: &[Row] = &[
     row("pwritev", 296, 70, ALLOW),
     row("preadv2", 327, 286, ALLOW),
     row("pwritev2", 328, 287, ALLOW),
-    row("openat", 257, 56, ALLOW),
-    new("openat2", 437, ALLOW),
+    row("openat", 257, 56, OPENAT),
+    new("openat2", 437, OPENAT2),
     x86("creat", 85, ALLOW),
     new("close_range", 436, ALLOW),
     row("dup", 32, 23, ALLOW),
@@ -126,9 +149,9 @@ pub(crate) const TABLE: &[Row] = &[
     row("eventfd2", 290, 19, ALLOW),
     x86("signalfd", 282, ALLOW),
     row("signalfd4", 289, 74, ALLOW),
-    x86("inotify_init", 253, ALLOW),
-    row("inotify_init1", 294, 26, ALLOW),
-    row("inotify_add_watch", 254, 27, ALLOW),
+    x86("inotify_init", 253, NAMESPACED),
+    row("inotify_init1", 294, 26, NAMESPACED),
+    row("inotify_add_watch", 254, 27, NAMESPACED),
     row("inotify_rm_watch", 255, 28, ALLOW),
     row("fsync", 74, 82, ALLOW),
     row("fdatasync", 75, 83, ALLOW),
@@ -148,7 +171,8 @@ pub(crate) const TABLE: &[Row] = &[
     row("io_getevents", 208, 4, ALLOW),
     row("io_pgetevents", 333, 292, ALLOW),
     row("ioctl", 16, 29, IOCTL),
-    // The file tree. Which files these reach is for the mount namespace and Landlock to say.
+    // The file tree. Which files these reach is for the mount namespace and Landlock to say; Landlock is not asked about
+    // metadata.
     x86("stat", 4, ALLOW),
     row("fstat", 5, 80, ALLOW),
     x86("lstat", 6, ALLOW),
@@ -177,37 +201,37 @@ pub(crate) const TABLE: &[Row] = &[
     row("symlinkat", 266, 36, ALLOW),
     x86("readlink", 89, ALLOW),
     row("readlinkat", 267, 78, ALLOW),
-    x86("chmod", 90, ALLOW),
-    row("fchmod", 91, 52, ALLOW),
-    row("fchmodat", 268, 53, ALLOW),
-    new("fchmodat2", 452, ALLOW),
-    x86("chown", 92, ALLOW),
-    row("fchown", 93, 55, ALLOW),
-    x86("lchown", 94, ALLOW),
-    row("fchownat", 260, 54, ALLOW),
+    x86("chmod", 90, OWNED),
+    row("fchmod", 91, 52, OWNED_OPEN),
+    row("fchmodat", 268, 53, OWNED),
+    new("fchmodat2", 452, OWNED),
+    x86("chown", 92, OWNED),
+    row("fchown", 93, 55, OWNED_OPEN),
+    x86("lchown", 94, OWNED),
+    row("fchownat", 260, 54, OWNED),
     row("umask", 95, 166, ALLOW),
-    x86("utime", 132, ALLOW),
-    x86("utimes", 235, ALLOW),
-    row("utimensat", 280, 88, ALLOW),
-    x86("futimesat", 261, ALLOW),
+    x86("utime", 132, OWNED),
+    x86("utimes", 235, OWNED),
+    row("utimensat", 280, 88, UTIMENSAT),
+    x86("futimesat", 261, OWNED),
     row("getxattr", 191, 8, ALLOW),
     row("lgetxattr", 192, 9, ALLOW),
     row("fgetxattr", 193, 10, ALLOW),
     new("getxattrat", 464, ALLOW),
-    row("setxattr", 188, 5, ALLOW),
-    row("lsetxattr", 189, 6, ALLOW),
-    row("fsetxattr", 190, 7, ALLOW),
-    new("setxattrat", 463, ALLOW),
+    row("setxattr", 188, 5, OWNED),
+    row("lsetxattr", 189, 6, OWNED),
+    row("fsetxattr", 190, 7, OWNED_OPEN),
+    new("setxattrat", 463, OWNED),
     row("listxattr", 194, 11, ALLOW),
     row("llistxattr", 195, 12, ALLOW),
     row("flistxattr", 196, 13, ALLOW),
     new("listxattrat", 465, ALLOW),
-    row("removexattr", 197, 14, ALLOW),
-    row("lremovexattr", 198, 15, ALLOW),
-    row("fremovexattr", 199, 16, ALLOW),
-    new("removexattrat", 466, ALLOW),
+    row("removexattr", 197, 14, OWNED),
+    row("lremovexattr", 198, 15, OWNED),
+    row("fremovexattr", 199, 16, OWNED_OPEN),
+    new("removexattrat", 466, OWNED),
     new("file_getattr", 468, ALLOW),
-    new("file_setattr", 469, ALLOW),
+    new("file_setattr", 469, OWNED),
     row("renameat2", 316, 276, RENAME),
     x86("mknod", 133, MKNOD),
     row("mknodat", 259, 33, MKNODAT),
@@ -471,10 +495,15 @@ const fn unless(clauses: &'static [Clause]) -> Policy {
     Policy::Same(Rule::Unless(clauses))
 }
 
+/// Allowed, but for a payload that shares its user.
+const fn shared(rule: Rule) -> Policy {
+    Policy::ByIds { own: Rule::Always(Verdict::Allow), shared: rule }
+}
+
 const fn any_of(argument: u8, values: &'static [u32], verdict: Verdict) -> Clause {
-    Clause { argument, mask: u32::MAX, when: Match::AnyOf, values, verdict }
+    Clause { argument, half: Half::Low, mask: u32::MAX, when: Match::AnyOf, values, verdict }
 }
 
 const fn none_of(argument: u8, mask: u32, values: &'static [u32], verdict: Verdict) -> Clause {
-    Clause { argument, mask, when: Match::NoneOf, values, verdict }
+    Clause { argument, half: Half::Low, mask, when: Match::NoneOf, values, verdict }
 }

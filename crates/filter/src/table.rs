@@ -3,7 +3,7 @@
 use std::fmt;
 
 use crate::syscalls::TABLE;
-use crate::{Network, Program, Ptrace};
+use crate::{Ids, Network, Program, Ptrace};
 
 /// What the kernel does with a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,14 +29,22 @@ pub enum Rule {
     Unless(&'static [Clause]),
 }
 
-/// Refuses a call by one argument: by its low 32 bits, of which only those in `mask` count.
+/// Refuses a call by one argument: by half of it, of which only the bits in `mask` count.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Clause {
     pub argument: u8,
+    pub half: Half,
     pub mask: u32,
     pub when: Match,
     pub values: &'static [u32],
     pub verdict: Verdict,
+}
+
+/// 32 bits of an argument, as BPF knows no more at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Half {
+    Low,
+    High,
 }
 
 /// How the masked argument has to compare to the values for a clause to apply.
@@ -61,8 +69,12 @@ impl Rule {
 
 impl Clause {
     fn applies(&self, arguments: &[u64; 6]) -> bool {
-        let value = arguments[usize::from(self.argument)] as u32 & self.mask;
-        self.values.contains(&value) == (self.when == Match::AnyOf)
+        let argument = arguments[usize::from(self.argument)];
+        let half = match self.half {
+            Half::Low => argument as u32,
+            Half::High => (argument >> 32) as u32,
+        };
+        self.values.contains(&(half & self.mask)) == (self.when == Match::AnyOf)
     }
 }
 
@@ -86,21 +98,34 @@ pub(crate) enum Policy {
         namespaced: Rule,
         none: Rule,
     },
+    /// What changes files that Landlock does not guard against their owner.
+    ByIds {
+        own: Rule,
+        shared: Rule,
+    },
 }
 
 impl Policy {
     fn rule(self, program: Program) -> Rule {
         // The guest is the union of all payloads.
-        let (network, ptrace) = match program {
-            Program::Guest => (Network::Namespaced, Ptrace::Allowed),
-            Program::Payload { network, ptrace } => (network, ptrace),
+        let (network, ids, ptrace) = match program {
+            Program::Guest => (Network::Namespaced, Ids::Own, Ptrace::Allowed),
+            Program::Payload { network, ids, ptrace } => (network, ids, ptrace),
         };
-        match (self, network, ptrace) {
-            (Policy::Same(rule), _, _) => rule,
-            (Policy::Tracing, _, Ptrace::Allowed) => Rule::Always(Verdict::Allow),
-            (Policy::Tracing, _, Ptrace::Denied) => Rule::Always(Verdict::DENIED),
-            (Policy::ByNetwork { namespaced, .. }, Network::Namespaced, _) => namespaced,
-            (Policy::ByNetwork { none, .. }, Network::None, _) => none,
+        match self {
+            Policy::Same(rule) => rule,
+            Policy::Tracing => Rule::Always(match ptrace {
+                Ptrace::Allowed => Verdict::Allow,
+                Ptrace::Denied => Verdict::DENIED,
+            }),
+            Policy::ByNetwork { namespaced, none } => match network {
+                Network::Namespaced => namespaced,
+                Network::None => none,
+            },
+            Policy::ByIds { own, shared } => match ids {
+                Ids::Own => own,
+                Ids::Shared => shared,
+            },
         }
     }
 }
@@ -147,6 +172,7 @@ impl fmt::Display for Verdict {
             Verdict::KillProcess => f.write_str("kill"),
             Verdict::Errno(libc::EPERM) => f.write_str("EPERM"),
             Verdict::Errno(libc::ENOSYS) => f.write_str("ENOSYS"),
+            Verdict::Errno(libc::EBADF) => f.write_str("EBADF"),
             Verdict::Errno(libc::EAFNOSUPPORT) => f.write_str("EAFNOSUPPORT"),
             Verdict::Errno(libc::EPROTONOSUPPORT) => f.write_str("EPROTONOSUPPORT"),
             Verdict::Errno(number) => write!(f, "errno {number}"),
@@ -168,7 +194,8 @@ impl fmt::Display for Rule {
 
 impl fmt::Display for Clause {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} if argument {}", self.verdict, self.argument)?;
+        let half = if self.half == Half::High { "the high half of " } else { "" };
+        write!(f, "{} if {half}argument {}", self.verdict, self.argument)?;
         if self.mask != u32::MAX {
             write!(f, " & {:#x}", self.mask)?;
         }

@@ -5,10 +5,10 @@
 mod child;
 
 use casemate_filter::Program;
-use child::{CELL, CELL_TRACING, Ending, PROCESS, errno_of, in_child};
+use child::{CELL, CELL_TRACING, Ending, PROCESS, ROOTLESS, errno_of, in_child};
 use libc::{EAFNOSUPPORT, EFAULT, ENOSYS, EPERM, EPROTONOSUPPORT, c_long};
 
-const ALL: [&[Program]; 7] = [
+const ALL: [&[Program]; 9] = [
     &[Program::Guest],
     &[CELL],
     &[CELL_TRACING],
@@ -16,6 +16,8 @@ const ALL: [&[Program]; 7] = [
     &[Program::Guest, CELL],
     &[Program::Guest, CELL_TRACING],
     &[Program::Guest, PROCESS],
+    &[ROOTLESS],
+    &[Program::Guest, ROOTLESS],
 ];
 
 /// A pointer that is never mapped.
@@ -178,7 +180,7 @@ fn only_common_sockets_exist_in_a_cell() {
 
 #[test]
 fn without_namespaces_nothing_of_the_host_can_be_addressed() {
-    let walls: [&[Program]; 2] = [&[PROCESS], &[Program::Guest, PROCESS]];
+    let walls: [&[Program]; 3] = [&[PROCESS], &[ROOTLESS], &[Program::Guest, PROCESS]];
     let parent = u64::from(std::process::id());
     refused! { &walls, EPERM;
         SYS_socket(libc::AF_UNIX as u64, libc::SOCK_STREAM as u64, 0);

@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use std::process::Command;
 
 use casemate_filter::{Program, program};
-use child::{CELL, CELL_TRACING, PROCESS, install};
+use child::{CELL, CELL_TRACING, PROCESS, ROOTLESS, install};
 
 /// Runs it, expects success, and returns what it printed.
 fn run(payload: Program, command: &mut Command) -> String {
@@ -69,7 +69,7 @@ with concurrent.futures.ProcessPoolExecutor(2) if MULTI else concurrent.futures.
     assert list(pool.map(abs, [-1, -2])) == [1, 2]
 with tempfile.TemporaryDirectory() as d:
     db = sqlite3.connect(os.path.join(d, "x.db")); db.execute("create table t(a)"); db.commit(); db.close()
-    os.mkfifo(os.path.join(d, "fifo")); os.utime(d); os.chmod(d, 0o700)
+    os.mkfifo(os.path.join(d, "fifo")); f = os.open(d, 0) if SHARED else d; os.utime(f); os.chmod(f, 0o700)
     open(os.path.join(d, "a"), "w").close(); os.rename(os.path.join(d, "a"), os.path.join(d, "b"))
 a, b = socket.socketpair(); a.send(b"x"); assert b.recv(1) == b"x"
 m = mmap.mmap(-1, 4096); m[0] = 1; os.nice(1); os.sched_yield(); os.getrandom(8)
@@ -79,7 +79,7 @@ print("done")
 
 #[test]
 fn python_in_a_cell() {
-    assert_eq!(python(CELL, &format!("MULTI = True\n{PYTHON_COMMON}")), "done\n");
+    assert_eq!(python(CELL, &format!("MULTI, SHARED = True, False\n{PYTHON_COMMON}")), "done\n");
     let network = r#"
 import socket
 for family, address in ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")):
@@ -95,7 +95,8 @@ except OSError as e: print(e.errno)
 
 #[test]
 fn python_behind_the_process_wall() {
-    assert_eq!(python(PROCESS, &format!("MULTI = False\n{PYTHON_COMMON}")), "done\n");
+    assert_eq!(python(PROCESS, &format!("MULTI, SHARED = False, False\n{PYTHON_COMMON}")), "done\n");
+    assert_eq!(python(ROOTLESS, &format!("MULTI, SHARED = False, True\n{PYTHON_COMMON}")), "done\n");
     let connect = "import socket\ntry: socket.socket()\nexcept PermissionError: print('refused')";
     assert_eq!(python(PROCESS, connect), "refused\n");
 }
@@ -122,7 +123,9 @@ function finish() {
 
 #[test]
 fn node_behind_the_process_wall() {
-    assert_eq!(node(PROCESS, &format!("{NODE_COMMON}function finish() {{ console.log('x') }}")), "x\n");
+    for payload in [PROCESS, ROOTLESS] {
+        assert_eq!(node(payload, &format!("{NODE_COMMON}function finish() {{ console.log('x') }}")), "x\n");
+    }
 }
 
 #[test]
@@ -150,10 +153,41 @@ date > /dev/null; df . > /dev/null; ps > /dev/null; timeout 5 nice true; setsid 
     }
 }
 
+/// What still works where metadata may be changed only through descriptors, and what that costs.
+#[test]
+fn a_shell_and_a_compiler_that_share_their_user() {
+    let scratch = Scratch::new("rootless");
+    let script = r#"
+set -euo pipefail
+export LC_ALL=C
+seq 1000 | sort -rn | head -n 3 | tail -n 1 | cat <(echo start) - > out & wait; grep -q 998 out
+mkdir -p d/e; echo x > d/f; cp out a; cp -p out b; cp -r d c; mv a e; touch new; touch -d yesterday out; sed -i s/9/8/ out
+gzip -k out; tar cf d.tar d; ln -s out link; mkfifo pipe; rm -r c
+python3 -c 'import tarfile; tarfile.open("d.tar").extractall("t")'; test -f t/d/f
+printf 'int puts(const char*);int main(){puts("made");}\n' > a.c
+gcc -c a.c; ar rcs a.a a.o; gcc -o made a.c
+# GNU ld makes its output executable by name, and does not look whether it did.
+if test -x made; then echo executable; else echo not executable; fi
+"$(readelf -l made | sed -n 's/.*interpreter: \(.*\)]/\1/p')" ./made
+# A linker that creates the file executable is not affected (rustc's, below); for GNU ld a descriptor helps.
+python3 -c 'import os; os.fchmod(os.open("made", 0), 0o755)'; ./made
+refused() { "$@" 2> errors && exit 1; grep -q 'not permitted' errors; }
+refused chmod +x out
+refused touch d
+refused cp -a d d2
+refused tar xf d.tar -C t
+refused git init -q repo
+(timeout 0.2 tail -f out || true) 2>&1 | grep -o 'reverting to polling'
+"#;
+    let mut bash = Command::new("/usr/bin/bash");
+    bash.args(["-c", script]).current_dir(&scratch.0).env("PATH", "/usr/bin:/bin").env("HOME", &scratch.0);
+    assert_eq!(run(ROOTLESS, &mut bash), "not executable\nmade\nmade\nreverting to polling\n");
+}
+
 #[test]
 fn rust_threads_and_processes() {
     // The compiler is at hand wherever this test is: it uses threads, jobserver pipes, mmap and a linker process.
-    for (name, payload) in [("rustc-cell", CELL), ("rustc-process", PROCESS)] {
+    for (name, payload) in [("rustc-cell", CELL), ("rustc-process", PROCESS), ("rustc-rootless", ROOTLESS)] {
         let scratch = Scratch::new(name);
         let source = scratch.0.join("a.rs");
         std::fs::write(&source, "fn main() { println!(\"{}\", std::thread::spawn(|| 42).join().unwrap()) }")

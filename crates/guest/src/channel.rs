@@ -19,7 +19,7 @@ pub(crate) struct Channel {
 impl Channel {
     pub(crate) fn new(fd: OwnedFd) -> io::Result<Channel> {
         rustix::io::ioctl_fionbio(&fd, true)?;
-        Ok(Channel { fd, decoder: Decoder::default(), outgoing: Vec::new(), sent: 0 })
+        Ok(Channel { fd, decoder: Decoder::for_requests(), outgoing: Vec::new(), sent: 0 })
     }
 
     pub(crate) fn tell(&mut self, message: &ToHost) {

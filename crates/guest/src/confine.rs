@@ -2,7 +2,7 @@
 
 use std::io;
 
-use casemate_wire::guest::{Access, Config, LandlockRule, Network, Presence, Ptrace};
+use casemate_wire::guest::{Access, Config, Ids, LandlockRule, Network, Presence, Ptrace};
 use landlock::{
     ABI, Access as _, AccessFs, AccessNet, BitFlags, CompatLevel, Compatible, PathBeneath, PathFd, Ruleset,
     RulesetAttr, RulesetCreated, RulesetCreatedAttr, RulesetStatus, Scope,
@@ -43,6 +43,10 @@ impl Confinement {
             Network::Namespaced => casemate_filter::Network::Namespaced,
             Network::None => casemate_filter::Network::None,
         };
+        let ids = match config.ids {
+            Ids::Own => casemate_filter::Ids::Own,
+            Ids::Shared => casemate_filter::Ids::Shared,
+        };
         let ptrace = match config.ptrace {
             Ptrace::Denied => casemate_filter::Ptrace::Denied,
             Ptrace::Allowed => casemate_filter::Ptrace::Allowed,
@@ -52,7 +56,7 @@ impl Confinement {
             rlimits,
             landlock: config.landlock.clone(),
             scoped: config.network == Network::None,
-            filter: casemate_filter::program(casemate_filter::Program::Payload { network, ptrace }),
+            filter: casemate_filter::program(casemate_filter::Program::Payload { network, ids, ptrace }),
         }
     }
 
@@ -106,6 +110,9 @@ impl Confinement {
                 .handle_access(AccessNet::from_all(ABI::V4))
                 .and_then(|ruleset| ruleset.scope(Scope::from_all(ABI::V6)))
                 .map_err(io::Error::other)?;
+        } else if abi >= ABI::V6 {
+            // Where only one id can be mapped, nothing else keeps a payload from signalling the guest.
+            ruleset = ruleset.scope(Scope::Signal).map_err(io::Error::other)?;
         }
         let mut created = ruleset.create().map_err(io::Error::other)?;
         for rule in &self.landlock {

@@ -19,7 +19,7 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 
 use casemate_wire::PROTOCOL_VERSION;
-use casemate_wire::frame::{Body, MAX_MESSAGE};
+use casemate_wire::frame::Body;
 use casemate_wire::guest::{Config, ToGuest, ToHost};
 use rustix::event::{PollFd, PollFlags, poll};
 
@@ -33,8 +33,6 @@ const MAX_ACTIVE: usize = 256;
 
 struct Guest {
     channel: Channel,
-    /// The beginning of a message that needs several frames.
-    begun: Vec<u8>,
     events: OwnedFd,
     setup: Option<(Confinement, Roots)>,
     processes: Vec<Process>,
@@ -66,15 +64,7 @@ impl Guest {
         let mut channel = Channel::new(sys::inherited_channel()?)?;
         channel.tell(&ToHost::Hello { version: PROTOCOL_VERSION });
         let events = sys::child_events()?;
-        Ok(Guest {
-            channel,
-            begun: Vec::new(),
-            events,
-            setup: None,
-            processes: Vec::new(),
-            puts: Vec::new(),
-            gets: Vec::new(),
-        })
+        Ok(Guest { channel, events, setup: None, processes: Vec::new(), puts: Vec::new(), gets: Vec::new() })
     }
 
     /// Until the engine is gone, or speaks nonsense.
@@ -154,16 +144,10 @@ impl Guest {
                 None => return Ok(()),
                 Some(frame) => match frame.body {
                     Body::Message(bytes) => {
-                        let mut whole = std::mem::take(&mut self.begun);
-                        whole.extend_from_slice(bytes);
-                        self.handle(ToGuest::decode(&whole).map_err(io::Error::other)?)?;
+                        let message = ToGuest::decode(bytes).map_err(io::Error::other)?;
+                        self.handle(message)?;
                         continue;
                     }
-                    Body::Part(bytes) if self.begun.len() + bytes.len() <= MAX_MESSAGE => {
-                        self.begun.extend_from_slice(bytes);
-                        continue;
-                    }
-                    Body::Part(_) => return Err(io::Error::other("a message that is too long")),
                     Body::Data(bytes) => (frame.stream, Content::Data(bytes.to_vec())),
                     Body::Credit(n) => (frame.stream, Content::Credit(n)),
                     Body::End => (frame.stream, Content::End),

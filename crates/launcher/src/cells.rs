@@ -23,7 +23,7 @@ use rustix::process::{getegid, geteuid};
 
 use crate::cgroup::{Group, Tree};
 use crate::image::Images;
-use crate::inspect::Namespaces;
+use crate::inspect::{Namespaces, Survey};
 use crate::interpret::{self, Site};
 use crate::recipe::{self, Mask, Op, PAYLOAD_ID, ScratchDir};
 use crate::sys::{self, Cloned};
@@ -69,6 +69,8 @@ struct Cell {
     group: Group,
     scratch: Option<OwnedFd>,
     wall: Wall,
+    /// What guest and payload have in common, read while the guest prepares the payload.
+    survey: Option<Survey>,
 }
 
 enum State {
@@ -148,7 +150,7 @@ impl Cells {
         let admitted = self.admit(pid, spec, &parts).and_then(|()| go_ahead(go, &report));
         let state = State::Starting { report, received: Vec::new(), ops: parts.ops };
         let (group, scratch, wall) = (parts.group, parts.scratch, spec.wall.clone());
-        self.live.insert(id, Cell { state, pid, pidfd, reaped: false, group, scratch, wall });
+        self.live.insert(id, Cell { state, pid, pidfd, reaped: false, group, scratch, wall, survey: None });
         if admitted.is_err() {
             self.doom(id);
         }
@@ -332,17 +334,29 @@ impl Cells {
         Some(answer)
     }
 
+    /// Reads ahead what the payload's posture will show of its cell as a whole.
+    pub(crate) fn survey(&mut self, id: CellId) {
+        let proc = self.mode.proc();
+        if let Some(cell) = self.live.get_mut(&id) {
+            // If it fails here, it fails again, and is reported, when the payload is looked at.
+            cell.survey = Survey::read(proc, cell.pid, self.tree.observed(&cell.group)).ok();
+        }
+    }
+
     pub(crate) fn inspect(&self, cell: CellId, inner: u32) -> Result<Posture, Failure> {
         let cell = self.get(cell)?;
         let proc = self.mode.proc();
         let pid = inspect::find(proc, cell.pid, inner).map_err(Failure::at("find payload"))?;
-        let mut posture = inspect::posture(proc, pid, &self.host).map_err(Failure::at("read posture"))?;
+        let posture = inspect::posture(proc, pid, &self.host, cell.survey.as_ref());
+        let mut posture = posture.map_err(Failure::at("read posture"))?;
         let membership =
             sys::read_text(&format!("{proc}/{pid}/cgroup")).map_err(Failure::at("read posture"))?;
         if !self.tree.holds(&cell.group, &membership) {
             return Err(Failure::new("read posture", "the payload is not in the cell's cgroups"));
         }
-        posture.cgroup = self.tree.observed(&cell.group);
+        if posture.cgroup.is_empty() {
+            posture.cgroup = self.tree.observed(&cell.group);
+        }
         Ok(posture)
     }
 
@@ -359,7 +373,7 @@ impl Cells {
         if pids.is_empty() {
             pids = inspect::descendants(self.mode.proc(), cell.pid);
             if counters.pids.is_none() {
-                counters.pids = Some(pids.len() as u64);
+                counters.pids = Some(inspect::threads(self.mode.proc(), &pids));
             }
         }
         pids.retain(|&pid| pid != cell.pid);

@@ -54,7 +54,27 @@ impl Namespaces {
     }
 }
 
-pub(crate) fn posture(proc: &str, pid: i32, host: &Namespaces) -> io::Result<Posture> {
+/// What every process of a cell has in common: the mounts of its namespace and the limits of its cgroups.
+pub(crate) struct Survey {
+    namespace: PathBuf,
+    mounts: Vec<Mount>,
+    cgroup: Vec<(String, String)>,
+}
+
+impl Survey {
+    pub(crate) fn read(proc: &str, guest: i32, cgroup: Vec<(String, String)>) -> io::Result<Survey> {
+        let namespace = fs::read_link(format!("{proc}/{guest}/ns/mnt"))?;
+        Ok(Survey { namespace, mounts: mounts(&read_text(&format!("{proc}/{guest}/mountinfo"))?), cgroup })
+    }
+}
+
+/// The posture of `pid`. A survey counts only if it was made in the very mount namespace that `pid` is in.
+pub(crate) fn posture(
+    proc: &str,
+    pid: i32,
+    host: &Namespaces,
+    survey: Option<&Survey>,
+) -> io::Result<Posture> {
     let at = |file: &str| format!("{proc}/{pid}/{file}");
     let status = read_text(&at("status"))?;
     let number =
@@ -70,6 +90,12 @@ pub(crate) fn posture(proc: &str, pid: i32, host: &Namespaces) -> io::Result<Pos
         if ours == theirs { &mut shared } else { &mut own }.push((*name).to_owned());
     }
     let separate_mounts = own.iter().any(|name| name == "mnt");
+    let survey = survey.filter(|survey| seen.0.contains(&survey.namespace));
+    let mounts = match survey {
+        _ if !separate_mounts => Vec::new(),
+        Some(survey) => survey.mounts.clone(),
+        None => mounts(&read_text(&at("mountinfo"))?),
+    };
     Ok(Posture {
         uid: number("Uid").ok_or_else(|| missing("Uid"))?,
         gid: number("Gid").ok_or_else(|| missing("Gid"))?,
@@ -86,11 +112,11 @@ pub(crate) fn posture(proc: &str, pid: i32, host: &Namespaces) -> io::Result<Pos
         no_new_privs: number("NoNewPrivs").ok_or_else(|| missing("NoNewPrivs"))? == 1,
         seccomp_mode: number("Seccomp").ok_or_else(|| missing("Seccomp"))?,
         seccomp_filters: number("Seccomp_filters").unwrap_or(0),
-        mounts: if separate_mounts { mounts(&read_text(&at("mountinfo"))?) } else { Vec::new() },
+        mounts,
         own_namespaces: own,
         shared_namespaces: shared,
         rlimits: rlimits(&read_text(&at("limits"))?),
-        cgroup: Vec::new(),
+        cgroup: survey.map(|survey| survey.cgroup.clone()).unwrap_or_default(),
         oom_score_adj: read_text(&at("oom_score_adj"))?.trim().parse().unwrap_or(0),
     })
 }
@@ -125,6 +151,13 @@ fn rlimits(text: &str) -> Vec<(String, String)> {
         Some((name.trim_start_matches("Max ").to_owned(), line.split_whitespace().next()?.to_owned()))
     };
     SHOWN.iter().filter_map(|name| value(name)).collect()
+}
+
+/// How many threads these processes have together: what a limit on processes counts.
+pub(crate) fn threads(proc: &str, pids: &[i32]) -> u64 {
+    let count =
+        |pid: &i32| fs::read_dir(format!("{proc}/{pid}/task")).map_or(0, |tasks| tasks.count() as u64);
+    pids.iter().map(count).sum()
 }
 
 /// The largest number of descriptors that any of these processes holds.

@@ -135,6 +135,7 @@ fn run_loop(cells: &mut Cells, control: BorrowedFd<'_>, events: BorrowedFd<'_>) 
         for cell in reports {
             if let Some(message) = cells.read_report(cell) {
                 answer(control, &message)?;
+                cells.survey(cell);
             }
         }
         if asked {

@@ -207,8 +207,8 @@ void fd_exhaust(int argc, char **argv) {
         error = errno;
         break;
     }
-    for (int fd = 3; fd < made + 3; fd++) close(fd);
     tell("opened", made, count, " descriptors", error, ERRNOS(EMFILE, ENFILE));
+    for (int fd = 3; fd < made + 3; fd++) close(fd);
 }
 
 static void *spin(void *deadline) {

@@ -28,13 +28,26 @@ pub use rig::{Layer, Rig, is_root};
 pub use casemate_core::limits::LimitKind;
 pub use casemate_core::outcome::{Cause, Status};
 pub use casemate_core::request::{CodeSource, Language, Need, Request, Risk, Stdin};
-pub use casemate_core::stack::Stack;
+pub use casemate_core::stack::{Stack, Wall};
 pub use casemate_engine::io::{Chunk, Entry, Stream};
 
 /// The hostile probe of `probes/`: a static program, the same in every cell.
 pub static PROBE: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/probe"));
 /// `bait.c`, a static program.
 pub static BAIT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/bait"));
+
+/// Whether an asked-for limit is enforced on `stack` by this user; otherwise the run must be refused with a hint.
+pub fn can_enforce(stack: &Stack, kind: LimitKind) -> bool {
+    let process = stack.outermost() == Wall::Process;
+    match kind {
+        LimitKind::WallTime | LimitKind::Output | LimitKind::OpenFiles => true,
+        LimitKind::Disk | LimitKind::Inodes => !process,
+        // Without a cgroup, the kernel counts processes per user namespace.
+        LimitKind::Pids => is_root() || !process,
+        LimitKind::Memory | LimitKind::CpuTime | LimitKind::Cpus => is_root(),
+        LimitKind::DiskIo => false,
+    }
+}
 
 /// The stacks under test.
 pub fn stacks() -> Vec<Stack> {

@@ -6,14 +6,15 @@
 //!   | length | stream | kind | payload (length) |
 //!   +--------+--------+------+-----------------+
 //! ```
-//! Integers are little endian. `length` is at most [`MAX_PAYLOAD`]. Kinds: a control message (stream 0 only), data, credit and
-//! end of one stream, and a part of a control message that the next frame goes on with. A sender may have at most [`WINDOW`] bytes of a stream under way; the receiver returns credit
+//! Integers are little endian. `length` is at most [`MAX_PAYLOAD`], or [`MAX_REQUEST`] for a message to a guest. Kinds: a control message (stream 0 only), data, credit and
+//! end of one stream. A sender may have at most [`WINDOW`] bytes of a stream under way; the receiver returns credit
 //! as it consumes them, so one stuck stream never blocks another and memory stays bounded on both sides.
 
 /// Largest payload of one frame. A receiver that is told of more stops reading the channel for good.
 pub const MAX_PAYLOAD: usize = 64 * 1024;
-/// Largest control message, in however many frames: arguments and environment of a command, and a little more.
-pub const MAX_MESSAGE: usize = (1 << 20) + MAX_PAYLOAD;
+/// Largest control message that a guest takes from its engine: the arguments and the environment of one exec, which a request
+/// bounds at 1 MiB, and room for their encoding. In the other direction [`MAX_PAYLOAD`] holds for messages, too.
+pub const MAX_REQUEST: usize = 2 * 1024 * 1024;
 /// Bytes of one stream that may be on their way before the receiver has to return credit.
 pub const WINDOW: u32 = 256 * 1024;
 /// Bytes before the payload.
@@ -27,10 +28,8 @@ pub struct Frame<'a> {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Body<'a> {
-    /// A control message, or its end; its stream is 0.
+    /// A control message; its stream is 0.
     Message(&'a [u8]),
-    /// The beginning or middle of a control message. Only the engine sends messages that are long enough to need it.
-    Part(&'a [u8]),
     Data(&'a [u8]),
     /// The receiver has consumed this many bytes.
     Credit(u32),
@@ -40,7 +39,7 @@ pub enum Body<'a> {
 
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum FrameError {
-    #[error("frame of {0} bytes exceeds the limit of {MAX_PAYLOAD}")]
+    #[error("a frame of {0} bytes is too long")]
     TooLong(u32),
     #[error("unknown frame kind {0}")]
     UnknownKind(u8),
@@ -52,26 +51,13 @@ const MESSAGE: u8 = 0;
 const DATA: u8 = 1;
 const CREDIT: u8 = 2;
 const END: u8 = 3;
-const PART: u8 = 4;
 
-/// Appends a control message to `out`, in as many frames as it needs.
-pub fn encode_message(message: &[u8], out: &mut Vec<u8>) {
-    let mut rest = message;
-    while let Some((part, after)) = rest.split_at_checked(MAX_PAYLOAD)
-        && !after.is_empty()
-    {
-        encode(0, Body::Part(part), out);
-        rest = after;
-    }
-    encode(0, Body::Message(rest), out);
-}
-
-/// Appends one frame to `out`. `body` must not exceed [`MAX_PAYLOAD`]; longer data goes out in several frames.
+/// Appends one frame to `out`. Data must not exceed [`MAX_PAYLOAD`], longer data goes out in several frames; a message must not
+/// exceed what its receiver takes.
 pub fn encode(stream: u32, body: Body<'_>, out: &mut Vec<u8>) {
     let credit;
     let (kind, payload): (u8, &[u8]) = match body {
         Body::Message(bytes) => (MESSAGE, bytes),
-        Body::Part(bytes) => (PART, bytes),
         Body::Data(bytes) => (DATA, bytes),
         Body::Credit(n) => {
             credit = n.to_le_bytes();
@@ -79,7 +65,8 @@ pub fn encode(stream: u32, body: Body<'_>, out: &mut Vec<u8>) {
         }
         Body::End => (END, &[]),
     };
-    assert!(payload.len() <= MAX_PAYLOAD, "an outgoing frame is bounded by its producer");
+    let limit = if kind == MESSAGE { MAX_REQUEST } else { MAX_PAYLOAD };
+    assert!(payload.len() <= limit, "an outgoing frame is bounded by its producer");
     out.reserve(HEADER + payload.len());
     out.extend_from_slice(&(payload.len() as u32).to_le_bytes());
     out.extend_from_slice(&stream.to_le_bytes());
@@ -88,14 +75,26 @@ pub fn encode(stream: u32, body: Body<'_>, out: &mut Vec<u8>) {
 }
 
 /// Cuts a byte stream into frames. Holds at most one frame and one read's worth of bytes.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Decoder {
     buffer: Vec<u8>,
     start: usize,
     end: usize,
+    max_message: usize,
+}
+
+impl Default for Decoder {
+    fn default() -> Self {
+        Decoder { buffer: Vec::new(), start: 0, end: 0, max_message: MAX_PAYLOAD }
+    }
 }
 
 impl Decoder {
+    /// For a guest, whose peer is the engine.
+    pub fn for_requests() -> Decoder {
+        Decoder { max_message: MAX_REQUEST, ..Decoder::default() }
+    }
+
     /// Room to read into; pass the number of bytes read to [`Decoder::filled`].
     pub fn space(&mut self) -> &mut [u8] {
         if self.start == self.end {
@@ -125,24 +124,23 @@ impl Decoder {
         let word =
             |at: usize| u32::from_le_bytes([header[at], header[at + 1], header[at + 2], header[at + 3]]);
         let (length, stream, kind) = (word(0), word(4), header[8]);
-        if length as usize > MAX_PAYLOAD {
+        let limit = if kind == MESSAGE { self.max_message } else { MAX_PAYLOAD };
+        if length as usize > limit {
             return Err(FrameError::TooLong(length));
         }
         let bad_shape = FrameError::BadShape { kind, length, stream };
         match kind {
             MESSAGE if stream == 0 => {}
-            PART if stream == 0 && length as usize == MAX_PAYLOAD => {}
             DATA if stream != 0 && length > 0 => {}
             CREDIT if stream != 0 && length == 4 => {}
             END if stream != 0 && length == 0 => {}
-            MESSAGE..=PART => return Err(bad_shape),
+            MESSAGE..=END => return Err(bad_shape),
             other => return Err(FrameError::UnknownKind(other)),
         }
         let Some(payload) = rest.get(..length as usize) else { return Ok(None) };
         self.start += HEADER + length as usize;
         let body = match kind {
             MESSAGE => Body::Message(payload),
-            PART => Body::Part(payload),
             DATA => Body::Data(payload),
             CREDIT => Body::Credit(u32::from_le_bytes([payload[0], payload[1], payload[2], payload[3]])),
             _ => Body::End,
@@ -265,25 +263,16 @@ mod tests {
     }
 
     #[test]
-    fn a_message_longer_than_a_frame_goes_out_in_parts() {
-        for (length, parts) in [(0, 0), (MAX_PAYLOAD, 0), (MAX_PAYLOAD + 1, 1), (3 * MAX_PAYLOAD, 2)] {
-            let message: Vec<u8> = (0..length).map(|n| (n % 251) as u8).collect();
-            let mut bytes = Vec::new();
-            encode_message(&message, &mut bytes);
-            let mut decoder = Decoder { end: bytes.len(), start: 0, buffer: bytes };
-            let (mut whole, mut seen) = (Vec::new(), 0);
-            while let Some(frame) = decoder.next_frame().unwrap() {
-                match frame.body {
-                    Body::Part(part) => {
-                        seen += 1;
-                        whole.extend_from_slice(part);
-                    }
-                    Body::Message(end) => whole.extend_from_slice(end),
-                    other => panic!("{other:?}"),
-                }
-            }
-            assert_eq!((whole, seen), (message, parts));
+    fn only_a_guest_takes_long_messages() {
+        let (message, mut bytes) = (vec![7; MAX_REQUEST], Vec::new());
+        encode(0, Body::Message(&message), &mut bytes);
+        assert_eq!(decode_all(&bytes, 4096), Err(FrameError::TooLong(MAX_REQUEST as u32)));
+        let mut decoder = Decoder::for_requests();
+        for piece in bytes.chunks(4096) {
+            decoder.space()[..piece.len()].copy_from_slice(piece);
+            decoder.filled(piece.len());
         }
+        assert_eq!(decoder.next_frame(), Ok(Some(Frame { stream: 0, body: Body::Message(&message) })));
     }
 
     #[test]

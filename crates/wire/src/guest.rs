@@ -86,6 +86,7 @@ pub struct Config {
     /// Switch to this uid and gid before `execve`; `None` where only one id is mapped.
     pub payload_id: Option<u32>,
     pub network: Network,
+    pub ids: Ids,
     pub ptrace: Ptrace,
     pub rlimits: Rlimits,
     /// Directories (and files) that Landlock opens up; everything else is closed.
@@ -101,6 +102,15 @@ pub enum Network {
     Namespaced,
     /// The host's network namespace: no socket at all.
     None,
+}
+
+/// Whether the filter keeps the payload from changing the metadata of files by name, which Landlock does not.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Ids {
+    /// The payload owns nothing outside of its cell that it could reach.
+    Own,
+    /// The payload runs as its caller, in sight of the caller's files.
+    Shared,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]

@@ -8,16 +8,18 @@ use casemate_core::limits::LimitKind;
 use casemate_core::plan::Plan;
 use casemate_core::request::ImageRef;
 use casemate_wire::PROTOCOL_VERSION;
-use casemate_wire::guest::{Access, Config, Network, Presence};
+use casemate_wire::guest::{Access, Config, Ids, Network, Presence};
 use casemate_wire::launch::{self, Image};
 
 use crate::home::Home;
 use crate::launcher::{Keeper, Kept};
 use crate::wall::{Bounding, Cell, Expected, Later, Places, Wall, WallError};
-use crate::walls::native::{self, device_rules, rule};
+use crate::walls::native::{self, rule};
 
 /// Uid and gid of the payload inside the cell.
 const PAYLOAD_ID: u32 = 1000;
+
+const FILE_SIZE_SLACK: u64 = 1 << 20;
 
 pub(crate) struct Container {
     pub(crate) keeper: Keeper,
@@ -52,19 +54,26 @@ impl Wall for Container {
             let spec = native::spec(plan, wall, cgroups, block.as_ref().map(|block| block.block));
             // Without a cgroup, the kernel counts processes per user namespace; the guest is one of them.
             let processes = (!cgroups.pids).then(|| bound(LimitKind::Pids) + 1);
+            // No file can hold more than the disk does, and a hole must not pretend to. The slack lets a full disk
+            // answer ENOSPC before this limit sends its signal.
+            let file_size = bound(LimitKind::Disk) + FILE_SIZE_SLACK;
             let payload_id = block.is_some().then_some(PAYLOAD_ID);
             let (channel, control) = native::launch(&launcher, spec, image, Kept { block, scratch: None })?;
             let mut landlock = vec![rule("/", Access::ReadExecute, Presence::Required)];
             landlock.extend(
                 EXPECTED.writable.iter().map(|path| rule(*path, Access::ReadWrite, Presence::Required)),
             );
-            landlock.extend(device_rules());
+            // A cell's /dev has nothing but harmless devices in it.
+            landlock.push(rule("/dev", Access::Device, Presence::Required));
             let config = Config {
                 version: PROTOCOL_VERSION,
                 payload_id,
                 network: Network::Namespaced,
+                // Without a block the uid is the caller's, but of the caller's files this mount namespace shows only
+                // those of the image, and these read-only, which holds for metadata too.
+                ids: Ids::Own,
                 ptrace: native::ptrace(plan),
-                rlimits: native::rlimits(plan, processes),
+                rlimits: native::rlimits(plan, processes, Some(file_size)),
                 landlock,
                 file_roots: vec!["/work".into(), "/tmp".into()],
             };

@@ -49,9 +49,9 @@ pub(super) fn spec(plan: &Plan, wall: Wall, cgroups: &Cgroups, id_block: Option<
     }
 }
 
-pub(super) fn rlimits(plan: &Plan, processes: Option<u64>) -> Rlimits {
+pub(super) fn rlimits(plan: &Plan, processes: Option<u64>, file_size: Option<u64>) -> Rlimits {
     let open_files = plan.limits().get(LimitKind::OpenFiles).map_or(1024, |bound| bound.value);
-    Rlimits { open_files, processes, cpu_seconds: None, file_size: None }
+    Rlimits { open_files, processes, cpu_seconds: None, file_size }
 }
 
 pub(super) fn ptrace(plan: &Plan) -> Ptrace {
@@ -62,12 +62,9 @@ pub(super) fn rule(path: impl Into<String>, access: Access, presence: Presence) 
     LandlockRule { path: path.into(), access, presence }
 }
 
-/// The harmless devices, on every native wall.
-pub(super) fn device_rules() -> impl Iterator<Item = LandlockRule> {
-    ["null", "zero", "full", "random", "urandom", "tty"]
-        .into_iter()
-        .map(|name| rule(format!("/dev/{name}"), Access::Device, Presence::Optional))
-}
+/// The devices of the host that are harmless to anybody.
+pub(super) const DEVICES: [&str; 6] =
+    ["/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom", "/dev/tty"];
 
 impl Control for Launching {
     fn ready(&mut self) -> Later<'_, Result<Vec<(String, u32)>, WallError>> {

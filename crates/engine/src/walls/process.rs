@@ -1,5 +1,6 @@
 //! The `process` wall alone: Landlock, seccomp and rlimits, for hosts that allow nothing else. No namespaces: the
-//! payload sees the host's `/usr` through Landlock and can open no socket. As root, it has ids of its own.
+//! payload sees the host's `/usr` through Landlock and can open no socket. As root, it has ids of its own; otherwise
+//! it has its caller's, and the filter keeps it from the metadata of the caller's files.
 
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
@@ -7,13 +8,13 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use casemate_core::plan::Plan;
 use casemate_wire::PROTOCOL_VERSION;
-use casemate_wire::guest::{Access, Config, Network, Presence};
+use casemate_wire::guest::{Access, Config, Ids, Network, Presence};
 use casemate_wire::launch::{self, Privilege};
 
 use crate::home::Home;
 use crate::launcher::{Keeper, Kept};
 use crate::wall::{Bounding, Cell, Expected, Later, Places, Wall, WallError};
-use crate::walls::native::{self, device_rules, rule};
+use crate::walls::native::{self, rule};
 
 pub(crate) struct Process {
     pub(crate) keeper: Keeper,
@@ -22,9 +23,20 @@ pub(crate) struct Process {
     pub(crate) made: AtomicU32,
 }
 
-/// What a program needs to start: libraries and interpreters. Links among these lead into `/usr`.
-const READABLE: [&str; 9] =
-    ["/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/etc/alternatives", "/etc/ld.so.cache"];
+/// What a program needs to start: libraries and interpreters. Links among these lead into `/usr`. Node ends when it is
+/// denied OpenSSL's settings, which tell nothing about the host; absent it would not mind.
+const READABLE: [&str; 10] = [
+    "/usr",
+    "/bin",
+    "/sbin",
+    "/lib",
+    "/lib32",
+    "/lib64",
+    "/libx32",
+    "/etc/alternatives",
+    "/etc/ld.so.cache",
+    "/etc/ssl/openssl.cnf",
+];
 
 impl Wall for Process {
     fn start<'a>(
@@ -51,13 +63,14 @@ impl Wall for Process {
             landlock.extend(
                 [&places.work, &places.tmp].map(|path| rule(path, Access::ReadWrite, Presence::Required)),
             );
-            landlock.extend(device_rules());
+            landlock.extend(native::DEVICES.map(|path| rule(path, Access::Device, Presence::Optional)));
             let config = Config {
                 version: PROTOCOL_VERSION,
                 payload_id: None,
                 network: Network::None,
+                ids: if block_number.is_some() { Ids::Own } else { Ids::Shared },
                 ptrace: native::ptrace(plan),
-                rlimits: native::rlimits(plan, None),
+                rlimits: native::rlimits(plan, None, None),
                 landlock,
                 file_roots: vec![places.work.clone(), places.tmp.clone()],
             };

@@ -5,13 +5,18 @@
 
 use std::io;
 
-use casemate_filter::{Network, Program, Ptrace};
+use casemate_filter::{Ids, Network, Program, Ptrace};
 use libc::{c_long, sock_filter};
 
-pub(crate) const CELL: Program = Program::Payload { network: Network::Namespaced, ptrace: Ptrace::Denied };
+pub(crate) const CELL: Program =
+    Program::Payload { network: Network::Namespaced, ids: Ids::Own, ptrace: Ptrace::Denied };
 pub(crate) const CELL_TRACING: Program =
-    Program::Payload { network: Network::Namespaced, ptrace: Ptrace::Allowed };
-pub(crate) const PROCESS: Program = Program::Payload { network: Network::None, ptrace: Ptrace::Denied };
+    Program::Payload { network: Network::Namespaced, ids: Ids::Own, ptrace: Ptrace::Allowed };
+/// The `process` wall, as root and without.
+pub(crate) const PROCESS: Program =
+    Program::Payload { network: Network::None, ids: Ids::Own, ptrace: Ptrace::Denied };
+pub(crate) const ROOTLESS: Program =
+    Program::Payload { network: Network::None, ids: Ids::Shared, ptrace: Ptrace::Denied };
 
 /// What the launcher and the guest do: no_new_privs, then one filter after the other, oldest first.
 pub(crate) fn install(filters: &[Vec<sock_filter>]) -> io::Result<()> {

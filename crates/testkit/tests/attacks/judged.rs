@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use casemate_testkit::{CellBuilder, LimitKind, Ran, Status, Traces, cell, is_root};
+use casemate_testkit::{CellBuilder, LimitKind, Ran, Status, Traces, can_enforce, cell};
 
 use crate::row::{Finding, Scene};
 
@@ -46,12 +46,7 @@ async fn quiet(scene: &Scene, first: Ran) -> Result<Traces, String> {
 /// A refusal to enforce `kind` is right where this wall or this user cannot, and must say what to do.
 pub(crate) fn refused(scene: &Scene, ran: &Ran, kinds: &[LimitKind]) -> Option<Result<Finding, String>> {
     let refusal = ran.refusal()?;
-    let beyond_reach = kinds.iter().any(|kind| match kind {
-        LimitKind::Disk | LimitKind::Inodes => scene.stack.to_string() == "process",
-        LimitKind::Pids => scene.stack.to_string() == "process" && !is_root(),
-        LimitKind::Memory | LimitKind::CpuTime | LimitKind::Cpus => !is_root(),
-        _ => false,
-    });
+    let beyond_reach = kinds.iter().any(|kind| !can_enforce(&scene.stack, *kind));
     Some(match beyond_reach && !refusal.hint.is_empty() {
         true => Ok(Finding::Refused(refusal.hint.clone())),
         false => Err(format!("refused for no reason: {}", ran.story())),

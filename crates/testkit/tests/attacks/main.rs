@@ -49,7 +49,7 @@ fn main() -> ExitCode {
         println!("\nFAILED {failure}");
     }
     let passed: usize = lines.iter().map(Line::passed).sum();
-    println!("\n{passed} passed, {} failed, in {:.1?}", failures.len(), started.elapsed());
+    println!("\nran for {:.1?}\n{passed} passed, {} failed", started.elapsed(), failures.len());
     ExitCode::from(u8::from(!failures.is_empty()))
 }
 

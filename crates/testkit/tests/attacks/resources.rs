@@ -49,7 +49,7 @@ pub(crate) const ROWS: &[Row] = &[
         name: "sparse-file",
         trial: Trial::Judged {
             judge: sparse_file,
-            container: Held(Without(RLIMITS)),
+            container: Held(Nothing("disk-fill is the control of the quota")),
             process: NotApplicable(
                 "disk is unbounded on this wall: reported by default, refused when asked for",
             ),
@@ -138,12 +138,14 @@ fn socket_buffers(scene: Scene) -> Judged {
     charged(scene, &["socket-buffers", "192"])
 }
 
-/// Time that runs out, of either kind.
-fn timed(scene: Scene, args: &'static [&'static str], kind: LimitKind) -> Judged {
+/// Time that runs out, of either kind. The probe would go on for far longer than a busy machine takes to spend the budget;
+/// with time to spare, it ends by itself.
+fn timed(scene: Scene, name: &'static str, threads: Option<&'static str>, kind: LimitKind) -> Judged {
     Box::pin(async move {
         let limit = Duration::from_millis(500);
-        let value = if scene.time_to_spare { "8s" } else { "500ms" };
-        let ran = watched(&scene, |cell| cell.probe(args.iter().copied()).limit(kind, value)).await?;
+        let (value, seconds) = if scene.time_to_spare { ("20s", "1") } else { ("500ms", "60") };
+        let args = [name, seconds].into_iter().chain(threads);
+        let ran = watched(&scene, |cell| cell.probe(args).timeout("40s").limit(kind, value)).await?;
         if let Some(refused) = refused(&scene, &ran, &[kind]) {
             return refused;
         }
@@ -159,20 +161,20 @@ fn timed(scene: Scene, args: &'static [&'static str], kind: LimitKind) -> Judged
 }
 
 fn cpu_spin(scene: Scene) -> Judged {
-    timed(scene, &["cpu-spin", "3"], LimitKind::CpuTime)
+    timed(scene, "cpu-spin", None, LimitKind::CpuTime)
 }
 
 fn cpu_spin_by_the_clock(scene: Scene) -> Judged {
-    timed(scene, &["cpu-spin", "3"], LimitKind::WallTime)
+    timed(scene, "cpu-spin", None, LimitKind::WallTime)
 }
 
 /// The budget is the cell's, not each thread's.
 fn cpu_spin_in_threads(scene: Scene) -> Judged {
-    timed(scene, &["cpu-spin", "3", "8"], LimitKind::CpuTime)
+    timed(scene, "cpu-spin", Some("8"), LimitKind::CpuTime)
 }
 
 fn ignore_term(scene: Scene) -> Judged {
-    timed(scene, &["ignore-term", "2"], LimitKind::WallTime)
+    timed(scene, "ignore-term", None, LimitKind::WallTime)
 }
 
 /// Seen alive while the cell lives, so that not seeing it afterwards means something.
@@ -283,8 +285,25 @@ fn out_bomb(scene: Scene) -> Judged {
     })
 }
 
+/// A hole may be of any size: it occupies nothing, what is written into it counts, and as a file it does not come out.
 fn sparse_file(scene: Scene) -> Judged {
-    Box::pin(async move { judge(&watched(&scene, |cell| cell.probe(["sparse-file", ".", "1"])).await?) })
+    Box::pin(async move {
+        let script = "mkdir out && ./probe sparse-file out 1; truncate -s 1G out/hole && ls -s out";
+        let ran = watched(&scene, |cell| {
+            cell.probe(["sparse-file"]).shell(script).disk("8M").memory("64M").out("/work/out")
+        });
+        let ran = ran.await?;
+        if let Some(refused) = refused(&scene, &ran, &[LimitKind::Memory]) {
+            return refused;
+        }
+        let came: usize = ran.files.entries.iter().map(|entry| entry.bytes.len()).sum();
+        let occupied = ran.outcome.usage.disk_bytes.unwrap_or(u64::MAX);
+        let capped = came == 0 && occupied < 8 * MIB && ran.out().contains("0 hole");
+        match capped && ran.outcome.status.as_str() == "failed" {
+            true => Ok(Finding::Held),
+            false => Err(format!("{came} bytes came out, {occupied} are occupied: {}", ran.story())),
+        }
+    })
 }
 
 /// The trap that keeps a process from being waited for by number: the reaper must not fall into it.

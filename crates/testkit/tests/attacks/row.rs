@@ -104,7 +104,7 @@ pub(crate) mod layers {
     pub(crate) const NETWORK: &[Layer] = &["net-namespace"];
     pub(crate) const IPC: &[Layer] = &["ipc-namespace"];
     pub(crate) const QUEUES: &[Layer] = &["ipc-namespace", "landlock"];
-    pub(crate) const IDS: &[Layer] = &["payload-ids"];
+    pub(crate) const IDS: &[Layer] = &["payload-ids", "landlock"];
     pub(crate) const RLIMITS: &[Layer] = &["rlimits"];
     pub(crate) const DESCRIPTORS: &[Layer] = &["descriptors"];
     pub(crate) const QUOTA: &[Layer] = &["scratch-quota"];

@@ -1,1 +1,75 @@
+//! The conformance suite: one body per promise, run on every stack. A plan's field that a wall cannot enforce must be refused
+//! with a hint, by the same test. Every test has an engine of its own, and ends by insisting that its chain verifies and that
+//! nothing of it is left.
 
+mod files;
+mod life;
+mod limits;
+mod program;
+mod streams;
+mod walls;
+
+use casemate_testkit::{Ran, Rig, Stack};
+
+/// Makes `container` and `process` tests of each body. A body that is not listed is dead code, which the build denies.
+macro_rules! on_every_stack {
+    ($($chapter:ident: $($test:ident),+;)+) => {
+        $($(
+            mod $test {
+                #[test]
+                fn container() {
+                    crate::on("container", crate::$chapter::$test);
+                }
+                #[test]
+                fn process() {
+                    crate::on("process", crate::$chapter::$test);
+                }
+            }
+        )+)+
+    };
+}
+
+on_every_stack! {
+    program: arguments_arrive_unchanged, commands_are_looked_up_in_path, a_command_that_cannot_run_is_refused,
+        the_environment_is_what_was_given, the_work_directory_is_what_was_asked, every_exit_code_is_reported,
+        signals_are_reported, code_runs_in_every_language;
+    streams: input_is_empty_unless_provided, input_arrives_whole, input_may_be_left_unread, output_is_exact_to_the_byte,
+        each_stream_keeps_its_order, a_slow_receiver_loses_nothing, output_is_cut_at_the_limit, no_output_at_all;
+    files: files_go_in_as_they_are, trees_go_in_as_they_are, no_set_id_bit_goes_in, too_much_does_not_go_in,
+        files_and_trees_come_out, what_is_missing_is_said, only_files_and_directories_come_out, too_much_does_not_come_out;
+    limits: time_runs_out, processor_time_runs_out, processors_are_shared_out, memory_runs_out, disk_runs_out,
+        inodes_run_out, processes_run_out, descriptors_run_out, what_cannot_be_enforced_is_refused,
+        unbounded_defaults_are_reported;
+    walls: tracing_needs_to_be_asked_for, layers_are_never_traded, grants_that_do_not_exist_are_refused,
+        the_host_image_is_the_hosts_programs, a_directory_is_an_image, the_posture_is_recorded;
+    life: a_caller_can_cancel, a_dropped_execution_is_killed_and_recorded, usage_is_plausible, timings_tell_where_time_went,
+        receipts_lead_to_records, refusals_are_recorded, executions_share_nothing;
+}
+
+/// Runs one body on one stack.
+fn on(stack: &str, test: impl AsyncFn(&Rig, &Stack)) {
+    let stack: Stack = stack.parse().expect("a stack");
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    runtime.block_on(async {
+        let rig = Rig::open().await;
+        test(&rig, &stack).await;
+        rig.close().await;
+    });
+}
+
+/// Fails unless the run was refused for a reason that names `about`, with a hint.
+#[track_caller]
+fn refused(ran: &Ran, about: &str) {
+    match ran.refusal() {
+        Some(refusal) => {
+            assert!(refusal.reason.contains(about), "{about} is not in {:?}", refusal.reason);
+            assert!(!refusal.hint.is_empty(), "no hint for {:?}", refusal.reason);
+        }
+        None => panic!("{about}: not refused: {}", ran.story()),
+    }
+}
+
+#[track_caller]
+fn succeeded(ran: &Ran) {
+    assert_eq!(ran.code(), Some(0), "{}", ran.story());
+}

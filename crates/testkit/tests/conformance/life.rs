@@ -1,0 +1,123 @@
+//! The life of an execution: cancelled, dropped, measured, timed, recorded, and alone.
+
+use std::time::Duration;
+
+use casemate_engine::recorder::Event;
+use casemate_testkit::{Cause, Rig, Stack, Status, Traces, cell};
+use tokio::sync::{oneshot, watch};
+
+use crate::{refused, succeeded};
+
+pub(crate) async fn a_caller_can_cancel(rig: &Rig, stack: &Stack) {
+    let (cancel, cancelled) = watch::channel(false);
+    let run = cell(rig, stack)
+        .shell("echo ready; sleep 30")
+        .watching(move |_| _ = cancel.send(true))
+        .cancelled_by(cancelled)
+        .run();
+    let ran = run.await;
+    assert!(matches!(ran.outcome.status, Status::Killed { cause: Cause::Cancelled, .. }), "{}", ran.story());
+    assert_eq!(ran.out(), "ready\n");
+    assert!(ran.took < Duration::from_secs(2), "{:?}", ran.took);
+}
+
+pub(crate) async fn a_dropped_execution_is_killed_and_recorded(rig: &Rig, stack: &Stack) {
+    succeeded(&cell(rig, stack).run().await);
+    let rest = Traces::at_rest(rig.run_id(), Duration::from_secs(2)).await.expect("the first cell is gone");
+    let (ready, started) = oneshot::channel();
+    let mut ready = Some(ready);
+    let run = cell(rig, stack)
+        .shell("echo ready; sleep 30 & sleep 30")
+        .watching(move |_| _ = ready.take().map(|ready| ready.send(())))
+        .run();
+    tokio::select! {
+        ran = run => panic!("it ended by itself: {}", ran.story()),
+        seen = started => seen.expect("it was running"),
+    }
+    rest.returns_to(rig.run_id(), Duration::from_secs(2)).await.expect("nothing of it is left");
+    let reader = casemate_engine::recorder::Reader::open(rig.home()).expect("the evidence");
+    let records: Vec<_> =
+        reader.records().expect("records").collect::<Result<_, _>>().expect("whole records");
+    let last = &records.last().expect("a record").entry;
+    assert_eq!(last.event, Event::Closed);
+    assert_eq!(last.body["status"]["cause"], "cancelled", "{}", last.body);
+    assert!(reader.open_ids_of(rig.run_id()).expect("the open records").is_empty());
+}
+
+pub(crate) async fn usage_is_plausible(rig: &Rig, stack: &Stack) {
+    let work = "import time\nx = bytearray(32 << 20)\nend = time.process_time() + 0.2\nwhile time.process_time() < end: pass\ntime.sleep(0.2)";
+    let ran = cell(rig, stack).command(["python3", "-c", work]).run().await;
+    succeeded(&ran);
+    let usage = ran.outcome.usage;
+    let (wall, cpu) = (usage.wall.expect("wall time"), usage.cpu.expect("processor time"));
+    assert!(wall >= Duration::from_millis(400) && wall <= ran.took, "{usage:?}");
+    assert!(cpu >= Duration::from_millis(190) && cpu < wall, "{usage:?}");
+    let memory = usage.memory_peak.expect("memory");
+    assert!((32 << 20..256 << 20).contains(&memory), "{usage:?}");
+    assert!(usage.pids_peak.is_none_or(|pids| (1..=4).contains(&pids)), "{usage:?}");
+    let write = cell(rig, stack).shell("head -c 3000000 /dev/zero > file").run().await;
+    if let Some(disk) = write.outcome.usage.disk_bytes {
+        assert!((3_000_000..3_500_000).contains(&disk), "{disk}");
+    }
+}
+
+pub(crate) async fn timings_tell_where_time_went(rig: &Rig, stack: &Stack) {
+    let ran = cell(rig, stack).file("/work/file", 0o644, b"x").out("/work/file").run().await;
+    succeeded(&ran);
+    let phases: Vec<&str> = ran.outcome.timings.iter().map(|(phase, _)| *phase).collect();
+    for phase in
+        ["decide", "record", "start", "files in", "launch", "observe", "run", "files out", "finish", "close"]
+    {
+        assert!(phases.contains(&phase), "{phase} is missing from {phases:?}");
+    }
+    let total: Duration = ran.outcome.timings.iter().map(|(_, time)| *time).sum();
+    assert!(total <= ran.took && total * 2 > ran.took / 2, "{total:?} of {:?}", ran.took);
+    assert!(ran.outcome.steps.len() > 5, "{:?}", ran.outcome.steps);
+}
+
+pub(crate) async fn receipts_lead_to_records(rig: &Rig, stack: &Stack) {
+    let ran = cell(rig, stack)
+        .file("/work/in", 0o644, b"x")
+        .stdin("y")
+        .shell("cp in out")
+        .out("/work/out")
+        .run()
+        .await;
+    succeeded(&ran);
+    let records = rig.records(&ran.outcome.id);
+    let events: Vec<Event> = records.iter().map(|record| record.entry.event).collect();
+    assert_eq!(events, [Event::Opened, Event::Closed]);
+    let closing = &records[1];
+    assert_eq!(ran.receipt, Some(closing.head()));
+    let names: Vec<&str> = closing.entry.subjects.iter().map(|subject| subject.name.as_str()).collect();
+    for name in ["request", "in:/work/in", "stdin", "stdout", "stderr", "out:/work/out"] {
+        assert!(names.contains(&name), "{name} is missing from {names:?}");
+    }
+    assert_eq!(records[0].entry.body["decision"]["stack"][0], stack.to_string());
+    assert_eq!(closing.entry.body["status"]["code"], 0);
+    let digest = |name: &str| closing.entry.subjects.iter().find(|s| s.name == name).map(|s| s.sha256);
+    assert_eq!(digest("in:/work/in"), digest("out:/work/out"), "the same bytes have the same digest");
+}
+
+pub(crate) async fn refusals_are_recorded(rig: &Rig, stack: &Stack) {
+    let ran = cell(rig, stack).with(|draft| draft.deterministic = true).run().await;
+    refused(&ran, "deterministic");
+    let records = rig.records(&ran.outcome.id);
+    assert_eq!(records.len(), 1);
+    assert_eq!(records[0].entry.event, Event::Refused);
+    assert_eq!(ran.receipt, Some(records[0].head()));
+    assert_eq!(ran.outcome.stack, None);
+}
+
+/// Two at once, and one after the other.
+pub(crate) async fn executions_share_nothing(rig: &Rig, stack: &Stack) {
+    let look = "ls -A . \"$TMPDIR\" /tmp /dev/shm 2>/dev/null; test -e mine && exit 9
+        touch mine \"$TMPDIR/mine\" /dev/shm/mine 2>/dev/null; sleep 0.3; ls . | wc -l";
+    let run = |tenant: &str| cell(rig, stack).tenant(tenant).shell(look).run();
+    let (one, two) = tokio::join!(run("one"), run("two"));
+    let three = run("three").await;
+    for ran in [&one, &two, &three] {
+        succeeded(ran);
+        assert!(!ran.out().contains("mine"), "{}", ran.story());
+    }
+}

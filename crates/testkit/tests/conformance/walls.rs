@@ -1,0 +1,105 @@
+//! What stands around a program: needs, grants, images, and the posture that is recorded.
+
+use std::os::unix::fs::PermissionsExt;
+
+use casemate_testkit::{Need, PROBE, Rig, Stack, Wall, cell, is_root};
+
+use crate::{refused, succeeded};
+
+pub(crate) async fn tracing_needs_to_be_asked_for(rig: &Rig, stack: &Stack) {
+    let trace = || cell(rig, stack).probe(["ptrace-traceme-thread"]);
+    assert_eq!(trace().run().await.code(), Some(10), "denied unless asked for");
+    let asked = trace().needs(Need::Ptrace).run().await;
+    match stack.outermost() {
+        Wall::Process => refused(&asked, "ptrace"),
+        _ => assert_eq!(asked.code(), Some(20), "{}", asked.story()),
+    }
+}
+
+pub(crate) async fn layers_are_never_traded(rig: &Rig, stack: &Stack) {
+    for need in [Need::Bpf, Need::NestedContainers, Need::Root, Need::FullLinux] {
+        refused(&cell(rig, stack).needs(need).run().await, need.as_str());
+    }
+    succeeded(&cell(rig, stack).needs(Need::Fork).shell("(exit 0) && true").run().await);
+}
+
+pub(crate) async fn grants_that_do_not_exist_are_refused(rig: &Rig, stack: &Stack) {
+    let egress = cell(rig, stack).with(|draft| draft.egress.push("example.com:443".into()));
+    refused(&egress.run().await, "egress");
+    let secret = cell(rig, stack).with(|draft| draft.secrets.push("TOKEN@example.com".into()));
+    refused(&secret.run().await, "secrets");
+    refused(&cell(rig, stack).with(|draft| draft.deterministic = true).run().await, "deterministic");
+}
+
+pub(crate) async fn the_host_image_is_the_hosts_programs(rig: &Rig, stack: &Stack) {
+    let look = "ls /usr/bin/env && for d in /root /home /var/lib /etc/shadow /boot; do ls $d/* $d/.[a-z]* && exit 1; done; exit 0";
+    let ran = cell(rig, stack).shell(look).run().await;
+    assert_eq!((ran.code(), ran.out().as_str()), (Some(0), "/usr/bin/env\n"), "{}", ran.story());
+    assert_ne!(
+        cell(rig, stack).shell("touch /usr/x || touch /etc/x || touch /x").run().await.code(),
+        Some(0)
+    );
+}
+
+pub(crate) async fn a_directory_is_an_image(rig: &Rig, stack: &Stack) {
+    let image = tempfile::TempDir::new().expect("a directory");
+    std::fs::set_permissions(image.path(), std::fs::Permissions::from_mode(0o755)).expect("its mode");
+    std::fs::create_dir(image.path().join("bin")).expect("bin");
+    std::fs::write(image.path().join("bin/tool"), PROBE).expect("a program");
+    std::fs::write(image.path().join("release"), "suite").expect("a file");
+    std::fs::set_permissions(image.path().join("bin/tool"), std::fs::Permissions::from_mode(0o755))
+        .expect("mode");
+    let inside = |argv: &[&str]| cell(rig, stack).image(image.path()).command(argv.iter().copied()).run();
+    let listed = inside(&["tool", "list"]).await;
+    if stack.outermost() == Wall::Process {
+        return refused(&listed, "image");
+    }
+    succeeded(&listed);
+    assert!(listed.out().starts_with("dotdot\t"));
+    // Nothing of the host's /usr is in it, what it holds is read-only, and the cell's own places are there.
+    refused(&inside(&["sh"]).await, "not found");
+    assert_eq!(inside(&["/bin/tool", "write-root"]).await.code(), Some(10));
+    assert_eq!(inside(&["/bin/tool", "read-host-file", "/release", "suite"]).await.code(), Some(20));
+    assert_eq!(inside(&["/bin/tool", "core-pattern"]).await.code(), Some(10));
+    // A change of the directory is a change of the image.
+    std::fs::remove_file(image.path().join("release")).expect("removed");
+    std::fs::write(image.path().join("release2"), "suite").expect("a file");
+    assert_eq!(inside(&["/bin/tool", "read-host-file", "/release", "suite"]).await.code(), Some(10));
+    assert_eq!(inside(&["/bin/tool", "read-host-file", "/release2", "suite"]).await.code(), Some(20));
+}
+
+pub(crate) async fn the_posture_is_recorded(rig: &Rig, stack: &Stack) {
+    let ran = cell(rig, stack).command(["true"]).run().await;
+    succeeded(&ran);
+    let records = rig.records(&ran.outcome.id);
+    let closing = &records.last().expect("a closing record").entry.body;
+    let seen = &closing["observed"];
+    assert_ne!(seen["uid"].as_u64(), Some(0), "{seen}");
+    for set in ["effective", "permitted", "inheritable", "ambient"] {
+        assert_eq!(seen["capabilities"][set].as_u64(), Some(0), "{set} in {seen}");
+    }
+    assert_eq!(seen["no_new_privs"], true);
+    assert_eq!(seen["seccomp"]["mode"].as_u64(), Some(2));
+    assert!(seen["seccomp"]["filters"].as_u64() >= Some(2), "the guest's and the payload's: {seen}");
+    let own: Vec<&str> = seen["namespaces"]["own"]
+        .as_array()
+        .expect("a list")
+        .iter()
+        .filter_map(|name| name.as_str())
+        .collect();
+    match stack.outermost() {
+        Wall::Process => assert!(own.is_empty(), "{own:?}"),
+        _ => {
+            for name in ["user", "mnt", "pid", "net", "ipc", "uts", "cgroup"] {
+                assert!(own.contains(&name), "{name} is missing from {own:?}");
+            }
+        }
+    }
+    if is_root() {
+        assert_eq!(seen["capabilities"]["bounding"].as_u64(), Some(0));
+        assert!(seen["cgroup"].as_object().is_some_and(|files| !files.is_empty()), "{seen}");
+    }
+    assert!(closing["applied"]["landlock"].as_array().is_some_and(|rules| rules.len() > 3), "{closing}");
+    assert_eq!(closing["applied"]["seccomp_sha256"].as_str().map(str::len), Some(64));
+    assert_eq!(closing["program"]["sha256"].as_str().map(str::len), Some(64), "{closing}");
+}

@@ -3,10 +3,12 @@
 use crate::shell::{self, Result, cargo, heading};
 use crate::test;
 
-/// Whether dependencies are looked at. Leaving that out has to be asked for.
+/// How closely dependencies are looked at. Anything less than everything has to be asked for.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Deny {
-    Required,
+    Everything,
+    /// Known vulnerabilities are left out: their list is fetched from the network.
+    WithoutAdvisories,
     LeftOut,
 }
 
@@ -38,7 +40,7 @@ fn lint(what: &[&str]) -> Result {
 
 fn dependencies(deny: Deny) -> Result {
     if deny == Deny::LeftOut {
-        println!("left out: licences, advisories and sources were NOT checked");
+        println!("left out: licences, sources and advisories were NOT checked");
         return Ok(());
     }
     if !shell::quietly(&mut cargo(["deny", "--version"])) {
@@ -46,5 +48,11 @@ fn dependencies(deny: Deny) -> Result {
             hint: cargo install cargo-deny --locked, or leave this check out with --without-deny"
             .into());
     }
-    shell::run(&mut cargo(["deny", "--all-features", "check"]))
+    shell::run(&mut cargo(["deny", "check", "bans", "licenses", "sources"]))?;
+    if deny == Deny::WithoutAdvisories {
+        println!("left out: advisories were NOT checked");
+        return Ok(());
+    }
+    let hint = "hint: the list of advisories comes from the network; offline, use --without-advisories";
+    shell::run(&mut cargo(["deny", "check", "advisories"])).map_err(|error| format!("{error}\n{hint}"))
 }

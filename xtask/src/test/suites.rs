@@ -17,7 +17,6 @@ pub(super) struct Suite {
     pub(super) package: String,
     pub(super) name: String,
     pub(super) path: PathBuf,
-    kind: String,
     /// Where cargo would run it.
     dir: PathBuf,
 }
@@ -32,15 +31,13 @@ pub(super) fn build() -> Result<Built> {
     let mut suites: Vec<Suite> =
         artifacts.into_iter().filter(|artifact| artifact.is_test).filter_map(Artifact::into_suite).collect();
     // The long ones last.
-    suites.sort_by_key(|suite| (suite.package == super::TESTKIT, suite.package.clone(), suite.name.clone()));
+    suites.sort_by_key(|suite| {
+        (suite.package == "casemate-testkit", suite.package.clone(), suite.name.clone())
+    });
     Ok(Built { casemate, suites })
 }
 
 impl Suite {
-    pub(super) fn is_integration(&self) -> bool {
-        self.kind == "test"
-    }
-
     /// As `cargo test` would run it.
     pub(super) fn as_root(&self, built: &Built, place: &Place) -> Command {
         let mut command = Command::new(&self.path);
@@ -58,7 +55,6 @@ impl Suite {
 /// What cargo says about a program that it has built.
 struct Artifact {
     manifest: PathBuf,
-    kind: String,
     name: String,
     is_test: bool,
     path: PathBuf,
@@ -72,7 +68,6 @@ impl Artifact {
         after("{\"reason\":\"compiler-artifact\"")?;
         Some(Artifact {
             manifest: string("\"manifest_path\":\"")?.into(),
-            kind: string("\"target\":{\"kind\":[\"")?,
             name: string("\"name\":\"")?,
             is_test: after("\"profile\":{")?.split_once('}')?.0.contains("\"test\":true"),
             path: string("\"executable\":\"")?.into(),
@@ -83,7 +78,7 @@ impl Artifact {
         let dir = self.manifest.parent()?.to_owned();
         let package = std::fs::read_to_string(&self.manifest).ok()?;
         let package = package.split_once("name = \"")?.1.split_once('"')?.0.to_owned();
-        Some(Suite { package, name: self.name, path: self.path, kind: self.kind, dir })
+        Some(Suite { package, name: self.name, path: self.path, dir })
     }
 }
 
@@ -95,7 +90,7 @@ mod tests {
     fn a_test_program_is_read_from_cargos_message() {
         let line = r#"{"reason":"compiler-artifact","package_id":"path+file:///w#x@0.1.0","manifest_path":"/w/Cargo.toml","target":{"kind":["test"],"crate_types":["bin"],"name":"attacks","src_path":"/w/tests/attacks.rs","test":true},"profile":{"opt_level":"3","test":true},"features":[],"filenames":["/t/attacks-1"],"executable":"/t/attacks-1","fresh":true}"#;
         let artifact = Artifact::parse(line).unwrap();
-        assert_eq!((artifact.name.as_str(), artifact.kind.as_str()), ("attacks", "test"));
+        assert_eq!(artifact.name, "attacks");
         assert!(artifact.is_test);
         assert_eq!(artifact.path, PathBuf::from("/t/attacks-1"));
         assert!(Artifact::parse(&line.replace("\"/t/attacks-1\",\"fresh", "null,\"fresh")).is_none());

@@ -34,7 +34,7 @@ Examples:
   casemate run -c 'print(6 * 7)'
   casemate run --memory 64M --timeout 2s script.py input.txt
   casemate run --in data.csv:/work/data.csv --out /work/plot.png:plot.png plot.py
-  casemate run --at-least gvisor --lang shell -c 'uname -a'
+  casemate run --at-least container --lang shell -c 'uname -a'
   casemate run --json -- make test
 
 Options stand before FILE or `--`; what follows belongs to the program. Standard input is passed on when it is a \
@@ -228,11 +228,11 @@ pub(crate) struct GrantArgs {
     #[arg(long = "out", value_name = "GUEST:HOST")]
     pub(crate) files_out: Vec<OsString>,
 
-    /// A host and port that may be reached, e.g. api.example.com:443
+    /// A host and port that may be reached, e.g. api.example.com:443; refused by every wall of this version
     #[arg(long, value_name = "HOST:PORT")]
     pub(crate) allow: Vec<String>,
 
-    /// A secret for one host, e.g. TOKEN@api.example.com
+    /// A secret for one host, e.g. TOKEN@api.example.com; refused by every wall of this version
     #[arg(long, value_name = "NAME@HOST")]
     pub(crate) secret: Vec<String>,
 }

@@ -120,6 +120,5 @@ fn list(obstacles: &[(&Profile, &Obstacle)]) -> String {
 }
 
 fn setup_hint(stack: &Stack) -> String {
-    let walls: Vec<&str> = stack.walls().iter().map(|wall| wall.as_str()).collect();
-    format!("run `casemate setup {}`", walls.join(" "))
+    format!("`casemate doctor` says what {stack} needs here")
 }

@@ -156,7 +156,7 @@ fn a_stack_asked_for_by_name_is_that_stack_or_nothing() {
 
     let refusal = route(on("docker+wasm")).unwrap_err();
     assert_eq!(refusal.reason, "docker+wasm is not available on this machine");
-    assert_eq!(refusal.hint, "run `casemate setup docker wasm`");
+    assert_eq!(refusal.hint, "`casemate doctor` says what docker+wasm needs here");
 }
 
 #[test]
@@ -210,7 +210,7 @@ fn a_machine_without_any_strong_wall_says_which_one_to_set_up() {
         "nothing here can take this run, which needs microvm+container (risk critical): \
          no wall of microvm+container, microvm+container+wasm is available on this machine"
     );
-    assert_eq!(refusal.hint, "run `casemate setup microvm container`");
+    assert_eq!(refusal.hint, "`casemate doctor` says what microvm+container needs here");
 }
 
 #[test]

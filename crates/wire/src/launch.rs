@@ -1,7 +1,7 @@
 //! Requests to the launcher and its answers, one per packet of a `SOCK_SEQPACKET` socketpair.
 //!
-//! The whole vocabulary is closed: an engine that was taken over can ask for a cell, look at a cell of its own, or
-//! end it. There is no path, no command and no mount in here.
+//! The whole vocabulary is closed: an engine that was taken over can ask for a cell, look at a cell of its own, end
+//! it, or clear away the cells of a run that it names. There is no path, no command and no mount in here.
 
 use serde::{Deserialize, Serialize};
 
@@ -226,7 +226,7 @@ pub struct Posture {
     pub no_new_privs: bool,
     pub seccomp_mode: u32,
     pub seccomp_filters: u32,
-    /// Namespaces that differ from the launcher's, by name.
+    /// Namespaces that are not the host's, by name.
     pub own_namespaces: Vec<String>,
     pub shared_namespaces: Vec<String>,
     pub mounts: Vec<Mount>,

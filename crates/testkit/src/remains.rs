@@ -115,10 +115,17 @@ fn processes() -> Vec<Process> {
     .collect()
 }
 
+/// A child of ours that shares the lock of this run.
 fn is_launcher(process: &Process, run: &str) -> bool {
-    process.command.contains(run)
-        && !process.command.contains("casemate-guest")
-        && process.parent == std::process::id()
+    process.parent == std::process::id()
+        && process.command.contains("casemate-launcher")
+        && links(process.pid).any(|link| link.to_string_lossy().contains(run))
+}
+
+/// What the descriptors of a process lead to.
+fn links(pid: u32) -> impl Iterator<Item = PathBuf> {
+    let descriptors = fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
+    descriptors.filter_map(|entry| fs::read_link(entry.path()).ok())
 }
 
 fn belongs(process: &Process, run: &str, all: &[Process], launchers: &[&Process]) -> bool {

@@ -49,6 +49,8 @@ impl Rig {
             Err(error) => panic!("no engine: {error} (hint: {:?})", error.hint()),
         };
         let run = only_run(home.path());
+        // A look-out that cannot see a launcher would find every house clean.
+        assert!(!Traces::of(&run).launchers.is_empty(), "the launcher cannot be found among our children");
         Rig { engine, home, run }
     }
 

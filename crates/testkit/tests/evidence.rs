@@ -193,7 +193,7 @@ fn a_cut_tail_is_noticed_by_whoever_kept_a_head() {
 fn blamed_for_bit(home: &Path, chain: &[u8], at: usize, bit: u32) -> u64 {
     let mut changed = chain.to_vec();
     changed[at] ^= 1 << bit;
-    fs::write(home.join("evidence/chain.jsonl"), changed).unwrap();
+    fs::write(home.join("evidence/chain.jsonl"), changed).expect("the chain can be written");
     match Reader::open(home).and_then(|reader| reader.verify(None, None)) {
         Err(StoreError::Corrupt { source, .. }) => {
             let words = source.to_string();

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
+use std::time::Duration;
 
 use casemate_core::limits::Limits;
 use casemate_core::outcome::{Cause, Outcome, Refusal, Status};
@@ -13,6 +14,8 @@ use casemate_core::route::{self, Choice, Profile};
 use casemate_core::stack::Wall as WallName;
 use casemate_wire::launch::{Hello, Privilege, Serves};
 use tokio::sync::mpsc;
+use tokio::time::error::Elapsed;
+use tokio::time::timeout;
 
 use crate::agents::Agents;
 use crate::home::{Home, HomeError};
@@ -242,8 +245,14 @@ impl Engine {
             Err(Trouble::Cancelled) => Status::Killed { cause: Cause::Cancelled, limit: None, peak: None },
         };
         let undelivered = std::mem::take(&mut ran.undelivered);
-        let executed = record.close(status, ran);
-        deliver(output, undelivered).await;
+        let mut executed = record.close(status, ran);
+        let patience = match executed.outcome.status {
+            Status::Killed { .. } => AFTER_A_KILL,
+            _ => Duration::MAX,
+        };
+        if deliver(output, undelivered, patience).await.is_err() {
+            (executed.outcome.stdout_truncated, executed.outcome.stderr_truncated) = (true, true);
+        }
         executed
     }
 
@@ -331,14 +340,22 @@ fn check_attachments(request: &Request, io: &Io) -> Result<(), Refusal> {
     Ok(())
 }
 
+/// Whoever waits for a killed run was promised an end: a receiver that takes nothing for this long is given up on.
+const AFTER_A_KILL: Duration = Duration::from_secs(1);
+
 /// Hands over what the receiver has not taken yet, for as long as it listens.
-async fn deliver(output: Option<mpsc::Sender<Chunk>>, chunks: Vec<Chunk>) {
-    let Some(output) = output else { return };
+async fn deliver(
+    output: Option<mpsc::Sender<Chunk>>,
+    chunks: Vec<Chunk>,
+    patience: Duration,
+) -> Result<(), Elapsed> {
+    let Some(output) = output else { return Ok(()) };
     for chunk in chunks {
-        if output.send(chunk).await.is_err() {
-            return;
+        if timeout(patience, output.send(chunk)).await?.is_err() {
+            break;
         }
     }
+    Ok(())
 }
 
 fn not_recorded(error: StoreError) -> Trouble {

@@ -18,7 +18,7 @@ mod sys;
 #[cfg(feature = "weaken")]
 mod weaken;
 
-use std::io;
+use std::io::{self, ErrorKind};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::process::ExitCode;
@@ -102,7 +102,11 @@ fn serve() -> io::Result<()> {
         wait(&[(events.as_fd(), ())], Some(Duration::from_millis(2)))?;
     }
     cells.tree.close();
-    served
+    match served {
+        // Gone in the middle of a sentence: it was killed, and nobody is left to be told.
+        Err(error) if matches!(error.kind(), ErrorKind::BrokenPipe | ErrorKind::ConnectionReset) => Ok(()),
+        served => served,
+    }
 }
 
 /// Root of a user namespace with a few ids is no more than another user to us.

@@ -71,14 +71,6 @@ fn cost(stack: &Stack) -> u32 {
 }
 
 fn container(profile: Profile, hello: &Hello) -> Profile {
-    if let Err(reason) = &hello.container {
-        let hint = "unprivileged user namespaces must be allowed (sysctl kernel.unprivileged_userns_clone=1 or \
-                    user.max_user_namespaces > 0), or run casemate as root";
-        return profile.missing(format!("no namespaces can be made here ({reason})"), hint);
-    }
-    if let Some(profile) = without_filters(&profile, hello, 1) {
-        return profile;
-    }
     let clauses = Clauses {
         commands: Support::Yes,
         languages: Language::ALL.into_iter().collect(),
@@ -89,6 +81,16 @@ fn container(profile: Profile, hello: &Hello) -> Profile {
         files_out: Support::Yes,
         ..Clauses::default()
     };
+    // Missing or not, it is the wall for this: what it is passed over for is its absence.
+    let profile = profile.supporting(clauses);
+    if let Some(profile) = without_means(&profile, hello, 1) {
+        return profile;
+    }
+    if let Err(reason) = &hello.container {
+        let hint = "unprivileged user namespaces must be allowed (sysctl kernel.unprivileged_userns_clone=1 or \
+                    user.max_user_namespaces > 0), or run casemate as root";
+        return profile.missing(format!("no namespaces can be made here ({})", without_number(reason)), hint);
+    }
     let always = [
         LimitKind::WallTime,
         LimitKind::Output,
@@ -97,13 +99,10 @@ fn container(profile: Profile, hello: &Hello) -> Profile {
         LimitKind::Inodes,
         LimitKind::Pids,
     ];
-    with_cgroups(profile.supporting(clauses).enforcing(always), hello)
+    with_cgroups(profile.enforcing(always), hello)
 }
 
 fn process(profile: Profile, hello: &Hello) -> Profile {
-    if let Some(profile) = without_filters(&profile, hello, SCOPED_ABI) {
-        return profile;
-    }
     let clauses = Clauses {
         commands: Support::Yes,
         languages: Language::ALL.into_iter().collect(),
@@ -114,17 +113,26 @@ fn process(profile: Profile, hello: &Hello) -> Profile {
         files_out: Support::Yes,
         ..Clauses::default()
     };
+    let profile = profile.supporting(clauses);
+    if let Some(profile) = without_means(&profile, hello, SCOPED_ABI) {
+        return profile;
+    }
     let no_quota = "the process wall has no file system of its own; use --on container";
     let profile = profile
-        .supporting(clauses)
         .enforcing([LimitKind::WallTime, LimitKind::Output, LimitKind::OpenFiles])
         .unenforced_hint(LimitKind::Disk, no_quota)
         .unenforced_hint(LimitKind::Inodes, no_quota);
     with_cgroups(profile, hello)
 }
 
-/// The wall as missing, if the kernel lacks what both native walls are made of.
-fn without_filters(profile: &Profile, hello: &Hello, abi: u32) -> Option<Profile> {
+/// The wall as missing, if there is none of what both native walls are made of.
+fn without_means(profile: &Profile, hello: &Hello, abi: u32) -> Option<Profile> {
+    if hello.privilege == Privilege::Rootless && rustix::process::geteuid().is_root() {
+        return Some(profile.clone().missing(
+            "root of this user namespace has no other id to give to a payload",
+            "run casemate as another user, or as root of the host",
+        ));
+    }
     if !hello.seccomp {
         return Some(
             profile
@@ -145,6 +153,11 @@ fn without_filters(profile: &Profile, hello: &Hello, abi: u32) -> Option<Profile
     None
 }
 
+/// What the system said, for people.
+fn without_number(words: &str) -> &str {
+    words.split_once(" (os error").map_or(words, |(words, _)| words)
+}
+
 /// The first kernel with this Landlock ABI, of those asked for here.
 fn kernel_with(abi: u32) -> &'static str {
     if abi >= SCOPED_ABI { "6.12" } else { "5.13" }
@@ -157,7 +170,12 @@ fn with_cgroups(profile: Profile, hello: &Hello) -> Profile {
             "run casemate as root, or with a delegated cgroup (systemd-run --user --scope -p Delegate=yes)"
                 .to_owned()
         }
-        (Privilege::Root, Some(missing)) => format!("no cgroup can be made here ({missing})"),
+        (Privilege::Root, Some(missing)) => {
+            format!(
+                "mount cgroups with this controller where casemate can write ({})",
+                without_number(missing)
+            )
+        }
         (Privilege::Root, None) => "this host's cgroups lack the controller".to_owned(),
     };
     let controlled = [

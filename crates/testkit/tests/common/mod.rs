@@ -119,6 +119,14 @@ impl Home {
         self.path().join("evidence/chain.jsonl")
     }
 
+    /// The binary, where whoever runs it here can reach it.
+    pub(crate) fn reachable_binary(&self) -> &Path {
+        match &self.user {
+            User::Ours => binary(),
+            User::Nobody { binary } => binary,
+        }
+    }
+
     /// `casemate WORDS…`, not started yet, without any input.
     pub(crate) fn command(&self, words: impl IntoIterator<Item = impl AsRef<OsStr>>) -> Command {
         let mut command = match &self.user {
@@ -345,12 +353,4 @@ pub(crate) fn eventually(what: &str, within: Duration, mut is_so: impl FnMut() -
         assert!(Instant::now() < deadline, "not within {within:?}: {what}");
         thread::sleep(Duration::from_millis(2));
     }
-}
-
-/// A shell command as root in a mount namespace of its own, with `$BIN` and `$CASEMATE_HOME` set.
-pub(crate) fn in_private_mounts(home: &Home, script: &str) -> Command {
-    let mut command = Command::new("unshare");
-    command.args(["--mount", "--propagation", "private", "sh", "-euc", script]);
-    command.env("CASEMATE_HOME", home.path()).env("BIN", binary()).stdin(Stdio::null());
-    command
 }

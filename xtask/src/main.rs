@@ -1,5 +1,7 @@
 //! `cargo xtask check | test | bench`: what is run before a push, what proves the promises, and what measures them.
 
+mod artifacts;
+mod bench;
 mod check;
 mod packages;
 mod shell;
@@ -12,7 +14,9 @@ usage: cargo xtask COMMAND
 
   check [--without-advisories | --without-deny]
                              format, lints, dependencies, documentation, then `test`
-  test                       every test, as root and as an unprivileged user; installs what they need";
+  test                       every test, as root and as an unprivileged user; installs what they need
+  bench [--rounds N | --quick]
+                             how fast it is, in turns with bare programs, bubblewrap and runc";
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -22,6 +26,12 @@ fn main() -> ExitCode {
         ["check", "--without-advisories"] => check::run(check::Deny::WithoutAdvisories),
         ["check", "--without-deny"] => check::run(check::Deny::LeftOut),
         ["test"] => test::run(),
+        ["bench"] => bench::run(bench::ROUNDS),
+        ["bench", "--quick"] => bench::run(bench::QUICK_ROUNDS),
+        ["bench", "--rounds", rounds] => match rounds.parse() {
+            Ok(rounds) => bench::run(rounds),
+            Err(_) => Err(format!("--rounds {rounds}: not a number")),
+        },
         _ => Err(USAGE.to_owned()),
     };
     match done {

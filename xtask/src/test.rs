@@ -53,15 +53,24 @@ pub(crate) fn run() -> Result {
     let mut documentation = shell::cargo(["test", "--release", "--workspace", "--doc", "--quiet"]);
     report.run("examples in the documentation", None, &mut documentation, SUITE_LIMIT);
 
+    let as_root = || {
+        let mut command = Command::new(&built.casemate);
+        place.root.enter(&mut command);
+        Ok(command)
+    };
+    first_command("root", as_root, &mut report);
+
     let user = TestUser::new(&place);
     match &user {
-        Ok(user) => unprivileged(&built, user, &mut report),
+        Ok(user) => {
+            unprivileged(&built, user, &mut report);
+            first_command("unprivileged", || user.command(&built.casemate, &built.casemate), &mut report);
+        }
         Err(error) => report.part("a user without privileges", || Err(error.clone())),
     }
 
     fuzz::run(&place, &mut report);
 
-    evidence(&built, &place, user.as_ref().ok(), &mut report);
     drop(user);
     report.part("nothing is left behind", || before.compare(&[&place.root.tmp, &place.user.tmp]));
 
@@ -80,21 +89,15 @@ fn unprivileged(built: &Built, user: &TestUser<'_>, report: &mut Report) {
     }
 }
 
-/// What the suites have recorded in their homes must verify.
-fn evidence(built: &Built, place: &Place, user: Option<&TestUser<'_>>, report: &mut Report) {
-    let verify = ["evidence", "verify", "--all"];
-    if place.root.has_evidence() {
-        let mut command = Command::new(&built.casemate);
-        place.root.enter(command.args(verify));
-        report.run("evidence of the suites, root", None, &mut command, SUITE_LIMIT);
-    }
-    if let Some(user) = user.filter(|_| place.user.has_evidence()) {
-        let title = "evidence of the suites, unprivileged";
-        match user.command(&built.casemate, &built.casemate) {
-            Ok(mut command) => report.run(title, None, command.args(verify), SUITE_LIMIT),
-            Err(error) => report.part(title, || Err(error)),
-        }
-    }
+/// The README's first command; then what it has recorded, and whatever else is in that home, must verify.
+fn first_command(whose: &str, casemate: impl Fn() -> Result<Command>, report: &mut Report) {
+    report.part(&format!("the first command ({whose})"), || {
+        let said = shell::read(casemate()?.args(["run", "-c", "print('hello from inside')"]))?;
+        if said == "hello from inside\n" { Ok(()) } else { Err(format!("it said {said:?}")) }
+    });
+    report.part(&format!("its evidence ({whose})"), || {
+        shell::run(casemate()?.args(["evidence", "verify", "--all"]))
+    });
 }
 
 impl Suite {

@@ -71,6 +71,8 @@ struct Cell {
     wall: Wall,
     /// What guest and payload have in common, read while the guest prepares the payload.
     survey: Option<Survey>,
+    /// What was killed one by one, and may not have died yet.
+    killed: Vec<i32>,
 }
 
 enum State {
@@ -150,7 +152,9 @@ impl Cells {
         let admitted = self.admit(pid, spec, &parts).and_then(|()| go_ahead(go, &report));
         let state = State::Starting { report, received: Vec::new(), ops: parts.ops };
         let (group, scratch, wall) = (parts.group, parts.scratch, spec.wall.clone());
-        self.live.insert(id, Cell { state, pid, pidfd, reaped: false, group, scratch, wall, survey: None });
+        let cell =
+            Cell { state, pid, pidfd, reaped: false, group, scratch, wall, survey: None, killed: Vec::new() };
+        self.live.insert(id, cell);
         if admitted.is_err() {
             self.doom(id);
         }
@@ -400,7 +404,7 @@ impl Cells {
         cell.scratch = None;
         self.tree.kill(&cell.group);
         if cell.wall == Wall::Process {
-            kill_tree(self.mode.proc(), cell.pid);
+            cell.killed.extend(kill_tree(self.mode.proc(), cell.pid));
         }
         // With PID 1 of its namespace the kernel ends every process of a container.
         let _ = sys::kill_by_pidfd(cell.pidfd.as_fd());
@@ -422,9 +426,14 @@ impl Cells {
                 cell.reaped = true;
             }
         }
-        let tree = &self.tree;
+        let (tree, proc) = (&self.tree, self.mode.proc());
+        let guests: Vec<i32> = self.live.values().map(|cell| cell.pid).collect();
         let gone = |cell: &Cell| {
             if !matches!(cell.state, State::Dying) || !cell.reaped {
+                return false;
+            }
+            // They are ours to reap now, so a number that is still a child of ours still means the same process.
+            if inspect::children_among(proc, &cell.killed).iter().any(|pid| !guests.contains(pid)) {
                 return false;
             }
             tree.kill(&cell.group);
@@ -516,8 +525,8 @@ fn make_scratch(bytes: u64, inodes: u64, owner: Option<u32>) -> io::Result<Owned
 }
 
 /// Ends everything below `root` where neither a PID namespace nor a cgroup does it: stop all first, so that nothing
-/// can fork away from the signals, then kill. Orphans stay below `root`, which is their subreaper.
-fn kill_tree(proc: &str, root: i32) {
+/// can fork away from the signals, then kill. Orphans stay below `root`, which is their subreaper. Returns what was killed.
+fn kill_tree(proc: &str, root: i32) -> Vec<i32> {
     let mut stopped = std::collections::HashSet::new();
     for _ in 0..100 {
         let fresh: Vec<i32> =
@@ -529,7 +538,9 @@ fn kill_tree(proc: &str, root: i32) {
             let _ = sys::kill(pid, libc::SIGSTOP);
         }
     }
-    for pid in inspect::descendants(proc, root) {
+    let killed = inspect::descendants(proc, root);
+    for &pid in &killed {
         let _ = sys::kill(pid, libc::SIGKILL);
     }
+    killed
 }

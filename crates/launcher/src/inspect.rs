@@ -153,6 +153,17 @@ fn rlimits(text: &str) -> Vec<(String, String)> {
     SHOWN.iter().filter_map(|name| value(name)).collect()
 }
 
+/// Which of these are children of this process, or of one of each other.
+pub(crate) fn children_among(proc: &str, pids: &[i32]) -> Vec<i32> {
+    let own = std::process::id() as i32;
+    let parent = |pid: i32| -> Option<i32> {
+        let stat = read_text(&format!("{proc}/{pid}/stat")).ok()?;
+        stat.rsplit_once(')')?.1.split_whitespace().nth(1)?.parse().ok()
+    };
+    let ours = |pid: &&i32| parent(**pid).is_some_and(|parent| parent == own || pids.contains(&parent));
+    pids.iter().filter(ours).copied().collect()
+}
+
 /// How many threads these processes have together: what a limit on processes counts.
 pub(crate) fn threads(proc: &str, pids: &[i32]) -> u64 {
     let count =

@@ -68,6 +68,7 @@ fn main() -> ExitCode {
 fn serve() -> io::Result<()> {
     #[cfg(feature = "weaken")]
     weaken::load();
+    sys::default_dispositions();
     let control = sys::inherited_control()?;
     let (owner, mode) = receive_start(control.as_fd())?;
     let events = sys::child_events()?;

@@ -222,6 +222,15 @@ pub(crate) fn child_events() -> io::Result<OwnedFd> {
     }
 }
 
+/// Ignored signals are inherited through exec, too: what a background job or `nohup` ignores must reach neither this process's
+/// wait for children nor a payload. SIGPIPE stays as Rust has set it; the guest gives it back to what it starts.
+pub(crate) fn default_dispositions() {
+    for signal in (1..=64).filter(|&signal| signal != libc::SIGPIPE) {
+        // SAFETY: SIG_DFL is a valid disposition; for KILL, STOP and those the C library keeps, the call fails.
+        unsafe { libc::signal(signal, libc::SIG_DFL) };
+    }
+}
+
 /// The signal mask is inherited through exec: a child starts with none blocked.
 pub(crate) fn unblock_signals() -> io::Result<()> {
     // SAFETY: the set is initialised by sigemptyset.

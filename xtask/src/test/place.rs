@@ -56,10 +56,6 @@ impl Account {
     pub(super) fn enter(&self, command: &mut Command) {
         command.env("CASEMATE_HOME", &self.casemate).env("TMPDIR", &self.tmp);
     }
-
-    pub(super) fn has_evidence(&self) -> bool {
-        self.casemate.join("evidence").exists()
-    }
 }
 
 fn directory(path: &Path, mode: u32) -> Result {

@@ -7,7 +7,7 @@ use casemate_testkit::{LimitKind, Traces, cell};
 use crate::judged::{barely_overdrawn, hit, in_time, killed, refused, watched};
 use crate::row::Control::{self, Nothing, TimeToSpare, Without};
 use crate::row::On::{Held, NotApplicable};
-use crate::row::layers::{CGROUP, QUOTA, RLIMITS};
+use crate::row::layers::{CGROUP, CGROUP_AND_RLIMITS, QUOTA, QUOTA_AND_RLIMITS, RLIMITS};
 use crate::row::{Finding, Judge, Judged, Row, Scene, Trial};
 use crate::run::judge;
 
@@ -23,9 +23,9 @@ pub(crate) const ROWS: &[Row] = &[
     row(&[65], "fork-bomb", fork_bomb, Without(CGROUP)),
     row(&[65], "thread-bomb", thread_bomb, Without(CGROUP)),
     row(&[66], "memory-bomb", memory_bomb, Without(CGROUP)),
-    row(&[67], "disk-fill", disk_fill, Without(QUOTA)),
+    row(&[67], "disk-fill", disk_fill, Without(QUOTA_AND_RLIMITS)),
     row(&[68], "inode-fill", inode_fill, Without(QUOTA)),
-    row(&[69], "memfd-fill", memfd_fill, Without(CGROUP)),
+    row(&[69], "memfd-fill", memfd_fill, Without(CGROUP_AND_RLIMITS)),
     row(
         &[69],
         "shm-fill",
@@ -49,7 +49,7 @@ pub(crate) const ROWS: &[Row] = &[
         name: "sparse-file",
         trial: Trial::Judged {
             judge: sparse_file,
-            container: Held(Nothing("disk-fill is the control of the quota")),
+            container: Held(Without(RLIMITS)),
             process: NotApplicable(
                 "disk is unbounded on this wall: reported by default, refused when asked for",
             ),
@@ -285,25 +285,8 @@ fn out_bomb(scene: Scene) -> Judged {
     })
 }
 
-/// A hole may be of any size: it occupies nothing, what is written into it counts, and as a file it does not come out.
 fn sparse_file(scene: Scene) -> Judged {
-    Box::pin(async move {
-        let script = "mkdir out && ./probe sparse-file out 1; truncate -s 1G out/hole && ls -s out";
-        let ran = watched(&scene, |cell| {
-            cell.probe(["sparse-file"]).shell(script).disk("8M").memory("64M").out("/work/out")
-        });
-        let ran = ran.await?;
-        if let Some(refused) = refused(&scene, &ran, &[LimitKind::Memory]) {
-            return refused;
-        }
-        let came: usize = ran.files.entries.iter().map(|entry| entry.bytes.len()).sum();
-        let occupied = ran.outcome.usage.disk_bytes.unwrap_or(u64::MAX);
-        let capped = came == 0 && occupied < 8 * MIB && ran.out().contains("0 hole");
-        match capped && ran.outcome.status.as_str() == "failed" {
-            true => Ok(Finding::Held),
-            false => Err(format!("{came} bytes came out, {occupied} are occupied: {}", ran.story())),
-        }
-    })
+    Box::pin(async move { judge(&watched(&scene, |cell| cell.probe(["sparse-file", ".", "1"])).await?) })
 }
 
 /// The trap that keeps a process from being waited for by number: the reaper must not fall into it.

@@ -108,6 +108,8 @@ pub(crate) mod layers {
     pub(crate) const RLIMITS: &[Layer] = &["rlimits"];
     pub(crate) const DESCRIPTORS: &[Layer] = &["descriptors"];
     pub(crate) const QUOTA: &[Layer] = &["scratch-quota"];
+    pub(crate) const QUOTA_AND_RLIMITS: &[Layer] = &["scratch-quota", "rlimits"];
+    pub(crate) const CGROUP_AND_RLIMITS: &[Layer] = &["cgroup-limits", "rlimits"];
     pub(crate) const CGROUP: &[Layer] = &["cgroup-limits"];
 
     /// Without a user namespace, ids or cgroups of our own to assign, these cannot be taken away one by one.

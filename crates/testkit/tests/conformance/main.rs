@@ -41,7 +41,8 @@ on_every_stack! {
         inodes_run_out, processes_run_out, descriptors_run_out, what_cannot_be_enforced_is_refused,
         unbounded_defaults_are_reported;
     walls: tracing_needs_to_be_asked_for, layers_are_never_traded, grants_that_do_not_exist_are_refused,
-        the_host_image_is_the_hosts_programs, a_directory_is_an_image, the_posture_is_recorded;
+        the_host_image_is_the_hosts_programs, a_directory_is_an_image, the_callers_files_stay_as_they_are,
+        the_posture_is_recorded;
     life: a_caller_can_cancel, a_dropped_execution_is_killed_and_recorded, usage_is_plausible, timings_tell_where_time_went,
         receipts_lead_to_records, refusals_are_recorded, executions_share_nothing;
 }

@@ -1,6 +1,6 @@
 //! What stands around a program: needs, grants, images, and the posture that is recorded.
 
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 
 use casemate_testkit::{Need, PROBE, Rig, Stack, Wall, cell, is_root};
 
@@ -38,6 +38,49 @@ pub(crate) async fn the_host_image_is_the_hosts_programs(rig: &Rig, stack: &Stac
     assert_ne!(
         cell(rig, stack).shell("touch /usr/x || touch /etc/x || touch /x").run().await.code(),
         Some(0)
+    );
+}
+
+/// Without root a payload behind the process wall is the owner of its caller's files, and Landlock does not govern metadata.
+pub(crate) async fn the_callers_files_stay_as_they_are(rig: &Rig, stack: &Stack) {
+    let script = r#"
+import os, sys
+path = sys.argv[1]
+def attempt(trick):
+    try: trick()
+    except OSError: pass
+attempt(lambda: os.chmod(path, 0o600))
+attempt(lambda: os.chown(path, -1, os.getgid()))
+attempt(lambda: os.utime(path))
+attempt(lambda: os.setxattr(path, "user.casemate", b"x"))
+attempt(lambda: os.fchmod(os.open(path, 3), 0o600))
+attempt(lambda: os.chmod("/proc/self/fd/%d" % os.open(path, os.O_PATH), 0o600))
+attempt(lambda: (os.chdir(os.path.dirname(path)), os.chmod(".", 0o700)))
+print("tried")
+"#;
+    let directory = tempfile::TempDir::new().expect("a directory");
+    std::fs::set_permissions(directory.path(), std::fs::Permissions::from_mode(0o755)).expect("its mode");
+    let path = directory.path().join("file");
+    std::fs::write(&path, "mine").expect("a file");
+    let argv = ["python3", "-c", script, path.to_str().expect("a path in UTF-8")];
+    let seen = || {
+        [directory.path(), &path].map(|path| {
+            let seen = path.metadata().expect("still there");
+            (seen.ctime(), seen.ctime_nsec())
+        })
+    };
+    let before = seen();
+    // More than the clock that files are stamped with needs to tick.
+    std::thread::sleep(std::time::Duration::from_millis(20));
+    let ran = cell(rig, stack).command(argv).run().await;
+    assert_eq!(ran.out(), "tried\n", "{}", ran.story());
+    assert_eq!(seen(), before, "a file of the caller was changed");
+    let control = std::process::Command::new(argv[0]).args(&argv[1..]).output().expect("python");
+    assert!(control.status.success());
+    let changed = seen();
+    assert!(
+        changed[0] != before[0] && changed[1] != before[1],
+        "control: the same changes both outside of a cell"
     );
 }
 

@@ -1,0 +1,165 @@
+//! One open engine that does what it is told, line by line, so that `cargo xtask bench` can take turns between it and
+//! other programs.
+//!
+//! ```text
+//! run                 one execution of /bin/true     MICROS phase:NAME=MICROS… step:NAME=MICROS…
+//! burst COUNT WIDTH   COUNT of them, WIDTH at a time  MICROS
+//! hold COUNT          COUNT cells that stay           held
+//! release             ends them                      released
+//! ```
+//! The fields of an answer are separated by tabs. The argument is the directory of the image.
+
+#![allow(clippy::unwrap_used, reason = "a benchmark that cannot go on fails by panicking")]
+
+use std::fs::File;
+use std::io::BufRead;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use casemate_core::limits::{LimitKind, LimitsDraft};
+use casemate_core::outcome::{Outcome, Status};
+use casemate_core::policy::Policy;
+use casemate_core::request::{ImageRef, Request, RequestDraft, Workload};
+use casemate_engine::{Agents, Config, Durability, Engine, Io, default_home};
+use tokio::sync::{Semaphore, mpsc, watch};
+use tokio::task::JoinSet;
+
+#[tokio::main(flavor = "current_thread")]
+async fn main() {
+    // `cargo bench` starts every benchmark; this one needs somebody to talk to.
+    let Some(image) = std::env::args().nth(1).filter(|arg| !arg.starts_with('-')).map(PathBuf::from) else {
+        return println!("run `cargo xtask bench` instead");
+    };
+    let config = Config {
+        home: default_home(),
+        policy: Policy::default(),
+        durability: Durability::FromPolicy,
+        agents: Agents::embedded(),
+    };
+    let bench = Arc::new(Bench { engine: Engine::open(config).await.unwrap(), image });
+    let mut held = Held::default();
+    let mut lines = lines();
+    while let Some(line) = lines.recv().await {
+        let answer = match line.split_whitespace().collect::<Vec<_>>().as_slice() {
+            ["run"] => bench.run().await,
+            ["burst", count, width] => bench.burst(count.parse().unwrap(), width.parse().unwrap()).await,
+            ["hold", count] => {
+                held = bench.hold(count.parse().unwrap()).await;
+                "held".into()
+            }
+            ["release"] => {
+                std::mem::take(&mut held).release().await;
+                "released".into()
+            }
+            _ => panic!("not understood: {line}"),
+        };
+        println!("{answer}");
+    }
+    let bench = Arc::into_inner(bench).expect("nothing runs any more");
+    bench.engine.shutdown().await.unwrap();
+}
+
+/// Read in a thread of its own: the engine's own tasks go on while nothing is asked.
+fn lines() -> mpsc::Receiver<String> {
+    let (sender, receiver) = mpsc::channel(1);
+    std::thread::spawn(move || {
+        for line in std::io::stdin().lock().lines() {
+            if sender.blocking_send(line.unwrap()).is_err() {
+                return;
+            }
+        }
+    });
+    receiver
+}
+
+struct Bench {
+    engine: Engine,
+    image: PathBuf,
+}
+
+/// Cells that stay until they are released.
+#[derive(Default)]
+struct Held {
+    cells: JoinSet<()>,
+    cancel: watch::Sender<bool>,
+}
+
+impl Bench {
+    async fn run(&self) -> String {
+        let (took, outcome) = self.execute().await;
+        let mut fields = vec![took.as_micros().to_string()];
+        let phases = outcome.timings.iter();
+        fields.extend(phases.map(|(name, took)| format!("phase:{name}={}", took.as_micros())));
+        fields.extend(outcome.steps.iter().map(|(name, micros)| format!("step:{name}={micros}")));
+        fields.join("\t")
+    }
+
+    async fn burst(self: &Arc<Self>, count: usize, width: usize) -> String {
+        let permits = Arc::new(Semaphore::new(width));
+        let mut tasks = JoinSet::new();
+        let start = Instant::now();
+        for _ in 0..count {
+            let permit = permits.clone().acquire_owned().await;
+            let bench = self.clone();
+            tasks.spawn(async move {
+                let _permit = permit;
+                bench.execute().await;
+            });
+        }
+        while let Some(done) = tasks.join_next().await {
+            done.unwrap();
+        }
+        start.elapsed().as_micros().to_string()
+    }
+
+    /// Runs `/bin/true` in a new cell.
+    async fn execute(&self) -> (Duration, Outcome) {
+        let start = Instant::now();
+        let io = Io { image: Some(open(&self.image)), ..Io::default() };
+        let done = self.engine.execute(request("/bin/true", LimitsDraft::new()), io).await;
+        let took = start.elapsed();
+        assert_eq!(done.outcome.status, Status::Exited { code: 0 });
+        (took, done.outcome)
+    }
+
+    /// Returns when all of them run.
+    async fn hold(self: &Arc<Self>, count: usize) -> Held {
+        let mut held = Held::default();
+        let (sender, mut output) = mpsc::channel(count);
+        for _ in 0..count {
+            let (bench, sender, cancel) = (self.clone(), sender.clone(), held.cancel.subscribe());
+            held.cells.spawn(async move {
+                let mut limits = LimitsDraft::new();
+                limits.set(LimitKind::WallTime, 60_000);
+                let image = Some(open(&bench.image));
+                let io = Io { image, output: Some(sender), cancel: Some(cancel), ..Io::default() };
+                bench.engine.execute(request("/bin/hold", limits), io).await;
+            });
+        }
+        for _ in 0..count {
+            output.recv().await.expect("a held cell says so");
+        }
+        held
+    }
+}
+
+impl Held {
+    async fn release(mut self) {
+        self.cancel.send_replace(true);
+        while let Some(done) = self.cells.join_next().await {
+            done.unwrap();
+        }
+    }
+}
+
+fn open(image: &Path) -> std::os::fd::OwnedFd {
+    File::open(image).unwrap().into()
+}
+
+fn request(program: &str, limits: LimitsDraft) -> Request {
+    let mut draft = RequestDraft::new(Workload::Command { argv: vec![program.into()] });
+    draft.image = ImageRef::Directory { label: "bench".into() };
+    draft.limits = limits;
+    Request::new(draft).unwrap()
+}

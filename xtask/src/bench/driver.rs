@@ -1,0 +1,84 @@
+//! The engine, in a process of its own that takes its turns (`crates/engine/benches/execute.rs`).
+
+use std::io::{BufRead, BufReader, Write};
+use std::path::Path;
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::time::Duration;
+
+use super::samples::Named;
+use super::stage::Stage;
+use crate::shell::Result;
+
+pub(super) struct Driver {
+    child: Child,
+    input: ChildStdin,
+    output: BufReader<ChildStdout>,
+}
+
+impl Driver {
+    pub(super) fn start(program: &Path, stage: &Stage) -> Result<Driver> {
+        let mut command = Command::new(program);
+        command.arg(stage.image()).env("CASEMATE_HOME", stage.home("engine"));
+        command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut child = command.spawn().map_err(|error| format!("{}: {error}", program.display()))?;
+        let (Some(input), Some(output)) = (child.stdin.take(), child.stdout.take()) else {
+            return Err("no pipes".into());
+        };
+        Ok(Driver { child, input, output: BufReader::new(output) })
+    }
+
+    pub(super) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// One execution. What each part of it took is added to `parts`.
+    pub(super) fn run(&mut self, parts: Option<&mut Named>) -> Result<Duration> {
+        let answer = self.ask("run")?;
+        let mut fields = answer.split('\t');
+        let total = micros(fields.next().unwrap_or_default())?;
+        if let Some(parts) = parts {
+            for field in fields {
+                let (name, value) = field.rsplit_once('=').ok_or("a part without its time")?;
+                parts.add(name, micros(value)?);
+            }
+        }
+        Ok(total)
+    }
+
+    pub(super) fn burst(&mut self, count: usize, width: usize) -> Result<Duration> {
+        micros(&self.ask(&format!("burst {count} {width}"))?)
+    }
+
+    pub(super) fn hold(&mut self, count: usize) -> Result {
+        self.ask(&format!("hold {count}")).map(drop)
+    }
+
+    pub(super) fn release(&mut self) -> Result {
+        self.ask("release").map(drop)
+    }
+
+    /// Lets it end in good order.
+    pub(super) fn stop(self) -> Result {
+        let Driver { mut child, input, output } = self;
+        drop((input, output));
+        match child.wait() {
+            Ok(status) if status.success() => Ok(()),
+            other => Err(format!("the engine's benchmark ended badly: {other:?}")),
+        }
+    }
+
+    fn ask(&mut self, line: &str) -> Result<String> {
+        let mut answer = String::new();
+        writeln!(self.input, "{line}")
+            .and_then(|()| self.output.read_line(&mut answer))
+            .map_err(|error| format!("the engine's benchmark: {error}"))?;
+        match answer.trim_end() {
+            "" => Err(format!("the engine's benchmark ended at `{line}`")),
+            answer => Ok(answer.to_owned()),
+        }
+    }
+}
+
+fn micros(text: &str) -> Result<Duration> {
+    text.parse().map(Duration::from_micros).map_err(|_| format!("{text:?} is not a time"))
+}

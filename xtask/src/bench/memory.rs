@@ -1,0 +1,134 @@
+//! What a live cell takes, as the kernel counts it.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use super::driver::Driver;
+use super::stage::Stage;
+use crate::shell::Result;
+
+/// Resident and proportional bytes of processes: the second counts shared pages once, divided among their users.
+#[derive(Default, Clone, Copy)]
+struct Footprint {
+    resident: u64,
+    proportional: u64,
+}
+
+/// Keeps cells alive and prints what each takes on average.
+pub(super) fn report(engine: &mut Driver, stage: &Stage, count: usize) -> Result {
+    engine.hold(count)?;
+    let measured = measure(engine.pid(), &stage.home("engine"), count);
+    engine.release()?;
+    measured
+}
+
+fn measure(engine: u32, home: &Path, count: usize) -> Result {
+    let run = only_run(home).ok_or("the engine has registered no run")?;
+    let mut groups = Vec::new();
+    find_groups(Path::new("/sys/fs/cgroup"), &run, &mut groups);
+    // Several hierarchies may hold the same cells: any one of them names the processes.
+    let cells = groups.iter().map(|group| live_cells(group)).max_by_key(Vec::len).unwrap_or_default();
+    if cells.len() != count {
+        return Err(format!("{} of {count} cells were found in the cgroups of run {run}", cells.len()));
+    }
+    let (guests, payloads): (Vec<u32>, Vec<u32>) = cells.concat().into_iter().partition(|&pid| is_init(pid));
+    println!("\nmemory of one of {count} live cells (resident, proportional)");
+    print("guest", sum(&guests).per(count));
+    print("payload: static, waiting", sum(&payloads).per(count));
+    let charged: Vec<u64> = groups.iter().flat_map(|group| charges(group)).collect();
+    if !charged.is_empty() {
+        println!("  {:<42} {:>9}", "charged to its cgroup", kib(charged.iter().sum::<u64>() / count as u64));
+    }
+    print("engine, once", sum(&[engine]));
+    print("launcher, once", sum(&children(engine)));
+    Ok(())
+}
+
+fn print(what: &str, footprint: Footprint) {
+    println!("  {what:<42} {:>9} {:>9}", kib(footprint.resident), kib(footprint.proportional));
+}
+
+fn kib(bytes: u64) -> String {
+    format!("{} KiB", bytes / 1024)
+}
+
+fn only_run(home: &Path) -> Option<String> {
+    directories(&home.join("runs")).first().map(|path| name(path))
+}
+
+/// The groups of this run: in every hierarchy, directories of `casemate` whose names begin with the run's.
+fn find_groups(dir: &Path, run: &str, found: &mut Vec<PathBuf>) {
+    for path in directories(dir) {
+        match name(&path).as_str() {
+            "casemate" => {
+                found.extend(directories(&path).into_iter().filter(|group| name(group).starts_with(run)))
+            }
+            _ => find_groups(&path, run, found),
+        }
+    }
+}
+
+/// The processes of each cell that has any.
+fn live_cells(group: &Path) -> Vec<Vec<u32>> {
+    let processes = |cell: PathBuf| -> Vec<u32> {
+        let text = fs::read_to_string(cell.join("cgroup.procs")).unwrap_or_default();
+        text.lines().filter_map(|line| line.parse().ok()).collect()
+    };
+    directories(group).into_iter().map(processes).filter(|processes| !processes.is_empty()).collect()
+}
+
+/// Bytes charged to each live cell; none where this hierarchy does not count memory.
+fn charges(group: &Path) -> Vec<u64> {
+    let number = |cell: &PathBuf, file: &str| fs::read_to_string(cell.join(file)).ok()?.trim().parse().ok();
+    let occupied = |cell: &PathBuf| {
+        fs::read_to_string(cell.join("cgroup.procs")).is_ok_and(|processes| !processes.is_empty())
+    };
+    let cells = directories(group).into_iter().filter(occupied);
+    cells
+        .filter_map(|cell| number(&cell, "memory.current").or_else(|| number(&cell, "memory.usage_in_bytes")))
+        .collect()
+}
+
+/// Whether this is the first process of a PID namespace below ours.
+fn is_init(pid: u32) -> bool {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let numbers = status.lines().find_map(|line| line.strip_prefix("NSpid:"));
+    numbers.is_some_and(|numbers| numbers.split_whitespace().last() == Some("1"))
+}
+
+fn children(pid: u32) -> Vec<u32> {
+    let lists = directories(Path::new(&format!("/proc/{pid}/task")));
+    let text = lists.iter().filter_map(|task| fs::read_to_string(task.join("children")).ok());
+    text.flat_map(|list| list.split_whitespace().filter_map(|pid| pid.parse().ok()).collect::<Vec<u32>>())
+        .collect()
+}
+
+fn sum(pids: &[u32]) -> Footprint {
+    let mut total = Footprint::default();
+    for pid in pids {
+        let text = fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).unwrap_or_default();
+        let field = |key: &str| -> u64 {
+            let line = text.lines().find_map(|line| line.strip_prefix(key)).unwrap_or_default();
+            line.trim().trim_end_matches(" kB").parse::<u64>().unwrap_or(0) * 1024
+        };
+        total.resident += field("Rss:");
+        total.proportional += field("Pss:");
+    }
+    total
+}
+
+impl Footprint {
+    fn per(self, count: usize) -> Footprint {
+        let count = count as u64;
+        Footprint { resident: self.resident / count, proportional: self.proportional / count }
+    }
+}
+
+fn directories(dir: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(dir).map(|entries| entries.flatten().collect::<Vec<_>>()).unwrap_or_default();
+    entries.into_iter().filter(|e| e.file_type().is_ok_and(|t| t.is_dir())).map(|e| e.path()).collect()
+}
+
+fn name(path: &Path) -> String {
+    path.file_name().unwrap_or_default().to_string_lossy().into_owned()
+}

@@ -40,6 +40,9 @@ pub(crate) struct Keeper {
     current: tokio::sync::Mutex<(Option<Launcher>, u32)>,
 }
 
+/// Who kills launchers faster than they clear up has to clear up after them.
+const MAX_SUCCESSORS: usize = 5;
+
 impl Keeper {
     pub(crate) fn new(agents: Agents, home: Arc<Home>, serves: Serves) -> Keeper {
         Keeper { agents, home, serves, current: Default::default() }
@@ -67,10 +70,16 @@ impl Keeper {
 
     /// Ends the launcher, after its cells are gone.
     pub(crate) async fn shutdown(self) {
-        let started = self.current.lock().await.0.is_some();
-        // One that died has left its cgroups to its successor.
-        if started && let Ok(launcher) = self.launcher().await {
-            launcher.shutdown().await;
+        if self.current.lock().await.0.is_none() {
+            return;
+        }
+        // One that died has left its cgroups to its successor, also if it turns out to be dead only now.
+        for _ in 0..MAX_SUCCESSORS {
+            let Ok(launcher) = self.launcher().await else { return };
+            launcher.clone().shutdown().await;
+            if !launcher.is_dead() {
+                return;
+            }
         }
     }
 }

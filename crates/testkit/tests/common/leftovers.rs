@@ -94,7 +94,7 @@ impl Process {
     }
 }
 
-/// All processes but this one.
+/// All processes that run, but this one.
 pub(crate) fn processes() -> Vec<Process> {
     let pids = names(Path::new("/proc")).into_iter().filter_map(|name| name.parse().ok());
     let own = std::process::id() as i32;
@@ -108,7 +108,12 @@ fn process(pid: i32) -> Option<Process> {
     };
     let stat = read("stat");
     // After the name, which may hold anything: state, parent.
-    let parent = stat.rsplit_once(") ")?.1.split(' ').nth(1)?.parse().ok()?;
+    let mut fields = stat.rsplit_once(") ")?.1.split(' ');
+    if fields.next()? == "Z" {
+        // It has ended. When its parent was killed, the machine's init takes note of that in its own time.
+        return None;
+    }
+    let parent = fields.next()?.parse().ok()?;
     let program = fs::read_link(format!("/proc/{pid}/exe")).unwrap_or_default();
     Some(Process {
         pid,

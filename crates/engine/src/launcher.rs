@@ -207,6 +207,12 @@ impl Launcher {
             }
         }
         let sent = sys::send_packet(self.0.socket.get_ref().as_fd(), &Request { id, op }.encode(), fds);
+        if sent.is_err() {
+            // The reader will notice, too, but whoever asks next must know already.
+            let mut table = lock(&self.0.state.table);
+            table.dead = true;
+            table.waiting.clear();
+        }
         async move {
             // The launcher answers faster than anybody can ask: a full socket means that it is stuck or dead.
             sent.map_err(|_| LauncherError::Died)?;

@@ -129,15 +129,6 @@ fn a_policy_that_cannot_be_read_stops_everything() {
 }
 
 #[test]
-fn a_policy_that_others_may_not_read_stops_them() {
-    let home = Home::unprivileged();
-    let policy = home.path().join("policy.toml");
-    std::fs::write(&policy, "").unwrap();
-    std::fs::set_permissions(&policy, std::os::unix::fs::PermissionsExt::from_mode(0o600)).unwrap();
-    refused(&home, &["run", "--", "true"], "policy.toml");
-}
-
-#[test]
 fn a_typo_in_a_policy_is_named_with_its_line() {
     let home = Home::new();
     let cases = [

@@ -128,14 +128,14 @@ impl UserNamespace {
     /// Maps as many ids as the host has, or only root's.
     fn new(ids: &str) -> UserNamespace {
         needs_root();
-        let holder = Command::new("unshare").args(["--user", "sleep", "60"]).spawn().unwrap();
+        let holder = Command::new("unshare").args(["--user", "sleep", "60"]).spawn().expect("unshare");
         let proc = format!("/proc/{}", holder.id());
         let namespace = |proc: &str| fs::read_link(format!("{proc}/ns/user")).ok();
         eventually("unshare has made a user namespace", Duration::from_secs(5), || {
             namespace(&proc).is_some_and(|own| Some(own) != namespace("/proc/self"))
         });
-        fs::write(format!("{proc}/uid_map"), ids).unwrap();
-        fs::write(format!("{proc}/gid_map"), ids).unwrap();
+        fs::write(format!("{proc}/uid_map"), ids).expect("uid_map");
+        fs::write(format!("{proc}/gid_map"), ids).expect("gid_map");
         UserNamespace(holder)
     }
 
@@ -271,4 +271,15 @@ fn one_users_home_is_not_anothers() {
     let mut command = home.command(["run", "--", "true"]);
     command.env("CASEMATE_HOME", theirs.path());
     finish(command).refused(&theirs.path().display().to_string());
+}
+
+#[test]
+fn a_policy_that_others_may_not_read_stops_them() {
+    let home = Home::unprivileged();
+    let policy = home.path().join("policy.toml");
+    std::fs::write(&policy, "").unwrap();
+    std::fs::set_permissions(&policy, std::os::unix::fs::PermissionsExt::from_mode(0o600)).unwrap();
+    home.casemate(&["run", "--", "true"]).refused("policy.toml");
+    assert!(home.records().is_empty());
+    home.nothing_left();
 }

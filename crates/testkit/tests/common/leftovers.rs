@@ -37,7 +37,7 @@ impl Home {
             }
         }
         found.extend(groups().into_iter().filter(|group| ours(group)));
-        found.extend(names(Path::new("/tmp")).into_iter().filter(|name| ours(name)));
+        found.extend(names(&std::env::temp_dir()).into_iter().filter(|name| ours(name)));
         let mounts = fs::read_to_string("/proc/self/mountinfo").expect("mountinfo");
         found.extend(mounts.lines().filter(|line| line.contains(&mark) || ours(line)).map(str::to_owned));
         found.extend(self.live_runs().difference(except).map(|run| format!("runs/{run}")));

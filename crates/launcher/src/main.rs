@@ -101,7 +101,6 @@ fn serve() -> io::Result<()> {
         cells.sweep();
         wait(&[(events.as_fd(), ())], Some(Duration::from_millis(2)))?;
     }
-    cells.tree.close();
     match served {
         // Gone in the middle of a sentence: it was killed, and nobody is left to be told.
         Err(error) if matches!(error.kind(), ErrorKind::BrokenPipe | ErrorKind::ConnectionReset) => Ok(()),

@@ -12,7 +12,7 @@ use casemate_core::policy::{self, Policy};
 use casemate_core::request::{ImageRef, Request, Stdin};
 use casemate_core::route::{self, Choice, Profile};
 use casemate_core::stack::Wall as WallName;
-use casemate_wire::launch::{Hello, Privilege, Serves};
+use casemate_wire::launch::{Ahead, Hello, Privilege, Serves};
 use tokio::sync::mpsc;
 use tokio::time::error::Elapsed;
 use tokio::time::timeout;
@@ -133,6 +133,11 @@ impl Engine {
     /// Opens the home, starts the launcher, and closes what dead processes left open.
     pub async fn open(config: Config) -> Result<Engine, OpenError> {
         let Config { home, policy, durability, agents } = config;
+        // A command that runs once has no next cell.
+        let ahead = match durability {
+            Durability::OnExit => Ahead::First,
+            Durability::FromPolicy => Ahead::Every,
+        };
         let durability = match durability {
             Durability::OnExit => crate::recorder::Durability::OnExit,
             Durability::FromPolicy => match policy.durability() {
@@ -143,7 +148,7 @@ impl Engine {
         let check = agents.posture_check();
         let dir = home;
         let home = Arc::new(Home::open(&dir)?);
-        let keeper = Keeper::new(agents.clone(), home.clone(), Serves::Container);
+        let keeper = Keeper::new(agents.clone(), home.clone(), Serves::Container, ahead);
         let (launcher, store) = match begin(&keeper, &home, &dir, durability).await {
             Ok(begun) => begun,
             // What was begun is undone: a start that fails leaves no more behind than one that succeeds.
@@ -164,7 +169,7 @@ impl Engine {
             hello: launcher.hello().clone(),
             container: Container { keeper, home: home.clone() },
             process: Process {
-                keeper: Keeper::new(agents, home.clone(), Serves::Process),
+                keeper: Keeper::new(agents, home.clone(), Serves::Process, ahead),
                 home: home.clone(),
                 made: AtomicU32::new(0),
             },

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use casemate_wire::launch::{
-    Answer, CellId, CellSpec, Counters, Hello, MAX_PACKET, Op, Posture, Request, RunId, Serves,
+    Ahead, Answer, CellId, CellSpec, Counters, Hello, MAX_PACKET, Op, Posture, Request, RunId, Serves,
 };
 use tokio::io::unix::AsyncFd;
 use tokio::sync::{Notify, oneshot};
@@ -37,6 +37,7 @@ pub(crate) struct Keeper {
     agents: Agents,
     home: Arc<Home>,
     serves: Serves,
+    ahead: Ahead,
     current: tokio::sync::Mutex<(Option<Launcher>, u32)>,
 }
 
@@ -44,8 +45,8 @@ pub(crate) struct Keeper {
 const MAX_SUCCESSORS: usize = 5;
 
 impl Keeper {
-    pub(crate) fn new(agents: Agents, home: Arc<Home>, serves: Serves) -> Keeper {
-        Keeper { agents, home, serves, current: Default::default() }
+    pub(crate) fn new(agents: Agents, home: Arc<Home>, serves: Serves, ahead: Ahead) -> Keeper {
+        Keeper { agents, home, serves, ahead, current: Default::default() }
     }
 
     pub(crate) async fn launcher(&self) -> Result<Launcher, LauncherError> {
@@ -57,9 +58,9 @@ impl Keeper {
         if let Some(dead) = launcher.take() {
             let _ = lock(&dead.0.child).wait();
         }
-        let fresh =
-            Launcher::start(&self.agents, self.home.run, self.serves, *generation, self.home.shared_locks())
-                .await?;
+        let begin =
+            Op::Start { run: self.home.run, wall: self.serves, generation: *generation, ahead: self.ahead };
+        let fresh = Launcher::start(&self.agents, begin, self.home.shared_locks()).await?;
         if *generation > 0 {
             fresh.recover(self.home.run).await?;
         }
@@ -116,16 +117,14 @@ impl Launcher {
     /// Starts a launcher. It shares the descriptors in `kept`: the locks they hold last as long as it lives.
     pub(crate) async fn start(
         agents: &Agents,
-        run: RunId,
-        serves: Serves,
-        generation: u32,
+        begin: Op,
         kept: Vec<BorrowedFd<'_>>,
     ) -> Result<Launcher, LauncherError> {
         let start = || -> io::Result<(OwnedFd, Child)> {
             let (ours, theirs) = sys::packet_pair()?;
             let mut passed = vec![theirs.as_fd()];
             passed.extend(kept);
-            let packet = Request { id: 0, op: Op::Start { run, wall: serves, generation } }.encode();
+            let packet = Request { id: 0, op: begin }.encode();
             sys::send_packet(ours.as_fd(), &packet, &[])?;
             let child = sys::spawn(&agents.launcher()?, &passed)?;
             rustix::io::ioctl_fionbio(&ours, true)?;
@@ -216,6 +215,12 @@ impl Launcher {
             }
         }
         let sent = sys::send_packet(self.0.socket.get_ref().as_fd(), &Request { id, op }.encode(), fds);
+        if sent.is_err() {
+            // The reader will notice, too, but whoever asks next must know already.
+            let mut table = lock(&self.0.state.table);
+            table.dead = true;
+            table.waiting.clear();
+        }
         async move {
             // The launcher answers faster than anybody can ask: a full socket means that it is stuck or dead.
             sent.map_err(|_| LauncherError::Died)?;

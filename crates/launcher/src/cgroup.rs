@@ -1,7 +1,8 @@
-//! Control groups on v2, v1 and mixtures of both: one group per cell and hierarchy, under `casemate/LAUNCHER/CELL`.
+//! Control groups on v2, v1 and mixtures of both: one group per cell and hierarchy, `casemate-RUN.WALL.GENERATION.N`.
 //!
 //! Found out once at start; whatever is not usable is reported, and the engine refuses limits that would need it.
-//! Groups sit at the top of each hierarchy (as other container engines do), so that a later process can find what a killed one left.
+//! Groups sit at the top of each hierarchy (as other container engines do), so that a later process can find what a killed
+//! one left; and there are none above them, because each costs as much to make and to remove as a mount namespace.
 
 use std::fs;
 use std::io;
@@ -11,7 +12,8 @@ use std::path::{Path, PathBuf};
 use casemate_wire::launch::{CellSpec, Cgroups, Counters, RunId};
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, mkdirat, openat, unlinkat};
 
-const TOP: &str = "casemate";
+/// How the name of every group of ours begins.
+const PREFIX: &str = "casemate-";
 const PERIOD_MICROS: u64 = 100_000;
 
 /// Processes of a cell that are ours: the guest.
@@ -60,18 +62,14 @@ impl Controller {
 struct Hierarchy {
     version: Version,
     controllers: Vec<Controller>,
+    /// The directory in which groups are made.
     base: OwnedFd,
-    /// `MOUNT/casemate`
-    top: OwnedFd,
-    /// `MOUNT/casemate/LAUNCHER`
-    run: OwnedFd,
 }
 
 /// The hierarchies in which this launcher makes groups.
 pub(crate) struct Tree {
     hierarchies: Vec<Hierarchy>,
     owner: Owner,
-    own: String,
     made: u32,
     missing: Option<String>,
 }
@@ -85,8 +83,9 @@ pub(crate) struct Owner {
 }
 
 impl Owner {
-    fn directory(self) -> String {
-        format!("{}.{}.{}", self.run, self.wall, self.generation)
+    /// How the names of this launcher's groups begin.
+    fn prefix(self) -> String {
+        format!("{PREFIX}{}.{}.{}.", self.run, self.wall, self.generation)
     }
 }
 
@@ -112,8 +111,7 @@ impl Group {
 impl Tree {
     /// Must run while the host's own mount tree is still in place.
     pub(crate) fn open(owner: Owner, root: bool) -> Tree {
-        let mut tree =
-            Tree { hierarchies: Vec::new(), own: owner.directory(), owner, made: 0, missing: None };
+        let mut tree = Tree { hierarchies: Vec::new(), owner, made: 0, missing: None };
         let candidates = match find_mounts() {
             Ok(candidates) => candidates,
             Err(error) => {
@@ -122,7 +120,7 @@ impl Tree {
             }
         };
         for (version, mount, controllers) in candidates {
-            match open_hierarchy(version, &mount, controllers, &tree.own, root) {
+            match open_hierarchy(version, &mount, controllers, root) {
                 Ok(Some(hierarchy)) => tree.hierarchies.push(hierarchy),
                 Ok(None) => {}
                 Err(error) => tree.missing = Some(format!("{}: {error}", mount.display())),
@@ -169,9 +167,13 @@ impl Tree {
     /// Makes the groups of a cell. Nothing is in them yet, and nothing limited.
     pub(crate) fn create(&mut self) -> io::Result<Group> {
         self.made += 1;
-        let mut group = Group { name: self.made.to_string(), dirs: Vec::new(), doors: Vec::new() };
+        let mut group = Group {
+            name: format!("{}{}", self.owner.prefix(), self.made),
+            dirs: Vec::new(),
+            doors: Vec::new(),
+        };
         for hierarchy in &self.hierarchies {
-            let made = make_new_directory(hierarchy.run.as_fd(), &group.name).and_then(|dir| {
+            let made = make_new_directory(hierarchy.base.as_fd(), &group.name).and_then(|dir| {
                 if hierarchy.version == Version::V1 {
                     group.doors.push(openat(&dir, "tasks", OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty())?);
                 }
@@ -238,7 +240,7 @@ impl Tree {
 
     /// Whether the process whose `/proc/PID/cgroup` this is is where it belongs in every hierarchy.
     pub(crate) fn holds(&self, group: &Group, membership: &str) -> bool {
-        let place = format!("/{TOP}/{}/{}", self.own, group.name);
+        let place = format!("/{}", group.name);
         membership.lines().filter(|line| line.ends_with(&place)).count() == self.hierarchies.len()
     }
 
@@ -297,37 +299,24 @@ impl Tree {
     /// Removes the groups; fails with `EBUSY` while a process is in one of them.
     pub(crate) fn remove(&self, group: &Group) -> io::Result<()> {
         for (hierarchy, _) in self.hierarchies.iter().zip(&group.dirs) {
-            remove_directory(hierarchy.run.as_fd(), &group.name)?;
+            remove_directory(hierarchy.base.as_fd(), &group.name)?;
         }
         Ok(())
     }
 
-    /// Removes this run's own directories: the last thing a launcher does.
-    pub(crate) fn close(&self) {
-        for hierarchy in &self.hierarchies {
-            let _ = remove_directory(hierarchy.top.as_fd(), &self.own);
-            // The last one out; another run's directory keeps it in place.
-            let _ = remove_directory(hierarchy.base.as_fd(), TOP);
-        }
-    }
-
     /// Kills and removes everything that a dead run left; of our own run, what earlier launchers for this wall left.
     pub(crate) fn recover(&self, run: RunId) -> io::Result<()> {
-        let prefix = match run == self.owner.run {
-            true => format!("{run}.{}.", self.owner.wall),
-            false => format!("{run}."),
+        let (theirs, ours) = match run == self.owner.run {
+            true => (format!("{PREFIX}{run}.{}.", self.owner.wall), Some(self.owner.prefix())),
+            false => (format!("{PREFIX}{run}."), None),
         };
         for hierarchy in &self.hierarchies {
-            for name in subdirectories(hierarchy.top.as_fd())? {
-                if !name.starts_with(&prefix) || name == self.own {
-                    continue;
+            let listing = open_directory(hierarchy.base.as_fd(), ".")?;
+            for name in subdirectories(listing.as_fd())? {
+                if name.starts_with(&theirs) && !ours.as_ref().is_some_and(|ours| name.starts_with(ours)) {
+                    drain(open_directory(hierarchy.base.as_fd(), &name)?.as_fd())?;
+                    remove_directory(hierarchy.base.as_fd(), &name)?;
                 }
-                let dir = open_directory(hierarchy.top.as_fd(), &name)?;
-                for cell in subdirectories(dir.as_fd())? {
-                    drain(open_directory(dir.as_fd(), &cell)?.as_fd())?;
-                    remove_directory(dir.as_fd(), &cell)?;
-                }
-                remove_directory(hierarchy.top.as_fd(), &name)?;
             }
         }
         Ok(())
@@ -378,12 +367,11 @@ fn find_mounts() -> io::Result<Vec<(Version, PathBuf, Vec<Controller>)>> {
     Ok(found)
 }
 
-/// Opens `MOUNT/casemate/RUN`, making it if need be. `None`: this hierarchy is of no use.
+/// Finds where groups can be made in a hierarchy. `None`: it is of no use.
 fn open_hierarchy(
     version: Version,
     mount: &Path,
     controllers: Vec<Controller>,
-    run: &str,
     root: bool,
 ) -> io::Result<Option<Hierarchy>> {
     let base = match version {
@@ -396,30 +384,11 @@ fn open_hierarchy(
         },
     };
     let base = openat(CWD, &base, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
+    rustix::fs::accessat(&base, ".", rustix::fs::Access::WRITE_OK, AtFlags::EACCESS)?;
     if version == Version::V2 {
         enable(base.as_fd(), &controllers)?;
     }
-    // Another run may remove the empty top between our two steps.
-    let mut attempts = 0;
-    let make = || -> io::Result<(OwnedFd, OwnedFd)> {
-        let top = make_directory(base.as_fd(), TOP)?;
-        if version == Version::V2 {
-            enable(top.as_fd(), &controllers)?;
-        }
-        let run_dir = make_directory(top.as_fd(), run)?;
-        Ok((top, run_dir))
-    };
-    let (top, run_dir) = loop {
-        match make() {
-            Ok(made) => break made,
-            Err(error) if error.kind() == io::ErrorKind::NotFound && attempts < 100 => attempts += 1,
-            Err(error) => return Err(error),
-        }
-    };
-    if version == Version::V2 {
-        enable(run_dir.as_fd(), &controllers)?;
-    }
-    Ok(Some(Hierarchy { version, controllers, base, top, run: run_dir }))
+    Ok(Some(Hierarchy { version, controllers, base }))
 }
 
 /// Hands the controllers down to the children of `dir`.
@@ -450,13 +419,6 @@ fn own_v2_group() -> io::Result<PathBuf> {
 fn make_new_directory(at: BorrowedFd<'_>, name: &str) -> io::Result<OwnedFd> {
     mkdirat(at, name, Mode::from_raw_mode(0o755))?;
     open_directory(at, name)
-}
-
-fn make_directory(at: BorrowedFd<'_>, name: &str) -> io::Result<OwnedFd> {
-    match mkdirat(at, name, Mode::from_raw_mode(0o755)) {
-        Ok(()) | Err(rustix::io::Errno::EXIST) => open_directory(at, name),
-        Err(error) => Err(error.into()),
-    }
 }
 
 fn open_directory(at: BorrowedFd<'_>, name: &str) -> io::Result<OwnedFd> {

@@ -26,7 +26,7 @@ use std::time::{Duration, Instant};
 
 use casemate_wire::PROTOCOL_VERSION;
 use casemate_wire::launch::{
-    Answer, CellId, Hello, MAX_PACKET, Op, Privilege, Request, Serves, covers_blocks,
+    Ahead, Answer, CellId, Hello, MAX_PACKET, Op, Privilege, Request, Serves, covers_blocks,
 };
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendFlags, recvmsg, send};
@@ -70,7 +70,7 @@ fn serve() -> io::Result<()> {
     weaken::load();
     sys::default_dispositions();
     let control = sys::inherited_control()?;
-    let (owner, mode) = receive_start(control.as_fd())?;
+    let (owner, mode, ahead) = receive_start(control.as_fd())?;
     let events = sys::child_events()?;
     // Orphans of a cell without a PID namespace come to us, not to the host's init.
     sys::prctl(libc::PR_SET_CHILD_SUBREAPER, 1)?;
@@ -94,14 +94,13 @@ fn serve() -> io::Result<()> {
     let mut cells = Cells::new(mode, root, tree, host);
     // A launch that finds nothing built ahead tries again itself, and reports the reason.
     let _ = cells.build_ahead();
-    let served = run_loop(&mut cells, control.as_fd(), events.as_fd());
+    let served = run_loop(&mut cells, ahead, control.as_fd(), events.as_fd());
     cells.doom_all();
     let deadline = Instant::now() + LAST_SWEEP;
     while !cells.is_empty() && Instant::now() < deadline {
         cells.sweep();
         wait(&[(events.as_fd(), ())], Some(Duration::from_millis(2)))?;
     }
-    cells.tree.close();
     match served {
         // Gone in the middle of a sentence: it was killed, and nobody is left to be told.
         Err(error) if matches!(error.kind(), ErrorKind::BrokenPipe | ErrorKind::ConnectionReset) => Ok(()),
@@ -116,7 +115,12 @@ fn owns_id_blocks() -> io::Result<bool> {
 }
 
 /// Serves until the engine closes its end.
-fn run_loop(cells: &mut Cells, control: BorrowedFd<'_>, events: BorrowedFd<'_>) -> io::Result<()> {
+fn run_loop(
+    cells: &mut Cells,
+    ahead: Ahead,
+    control: BorrowedFd<'_>,
+    events: BorrowedFd<'_>,
+) -> io::Result<()> {
     enum Source {
         Control,
         Children,
@@ -147,7 +151,8 @@ fn run_loop(cells: &mut Cells, control: BorrowedFd<'_>, events: BorrowedFd<'_>) 
             match receive(control)? {
                 Some((request, fds)) => {
                     // Once a payload has been looked at, it runs, and nobody waits for us.
-                    let idle = matches!(request.op, Op::Inspect { .. } | Op::Finish { .. });
+                    let idle =
+                        matches!(request.op, Op::Inspect { .. } | Op::Finish { .. }) && ahead == Ahead::Every;
                     for message in handle(cells, request, &fds) {
                         answer(control, &message)?;
                     }
@@ -209,15 +214,15 @@ fn answer(control: BorrowedFd<'_>, answer: &Answer) -> io::Result<()> {
 }
 
 /// Who we work for. Not on the command line, which a cell could read from its first process.
-fn receive_start(control: BorrowedFd<'_>) -> io::Result<(Owner, Mode)> {
-    let Some((Request { op: Op::Start { run, wall, generation }, .. }, _)) = receive(control)? else {
+fn receive_start(control: BorrowedFd<'_>) -> io::Result<(Owner, Mode, Ahead)> {
+    let Some((Request { op: Op::Start { run, wall, generation, ahead }, .. }, _)) = receive(control)? else {
         return Err(io::Error::other("started by casemate, not by hand"));
     };
     let (mode, wall) = match wall {
         Serves::Container => (Mode::Container, "container"),
         Serves::Process => (Mode::Process, "process"),
     };
-    Ok((Owner { run, wall, generation }, mode))
+    Ok((Owner { run, wall, generation }, mode, ahead))
 }
 
 /// The next request with its descriptors; `None` when the engine is gone.

@@ -157,17 +157,20 @@ fn mount_points(pid: u32) -> Vec<String> {
     points.filter(|point| !point.starts_with("/host")).map(str::to_owned).collect()
 }
 
-/// `casemate/RUN…/CELL` in every hierarchy, wherever it is mounted.
+/// How many `casemate-RUN…` there are in each hierarchy, wherever it is mounted. One is that of the next cell.
 fn groups(run: &str) -> Vec<(PathBuf, usize)> {
     let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
     let hierarchies = mounts.lines().filter_map(|line| {
         let (left, right) = line.split_once(" - ")?;
         right.starts_with("cgroup").then(|| left.split(' ').nth(4))?
     });
+    let ours = |own: &Path| {
+        let name = own.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+        name.strip_prefix("casemate-").is_some_and(|name| name.starts_with(run))
+    };
     let mut found: Vec<(PathBuf, usize)> = hierarchies
-        .flat_map(|mount| below(&Path::new(mount).join("casemate")))
-        .filter(|own| own.file_name().is_some_and(|name| name.to_string_lossy().starts_with(run)))
-        .map(|own| (own.clone(), below(&own).iter().filter(|path| path.is_dir()).count()))
+        .map(|mount| (PathBuf::from(mount), below(Path::new(mount)).iter().filter(|own| ours(own)).count()))
+        .filter(|(_, count)| *count > 0)
         .collect();
     found.sort();
     found

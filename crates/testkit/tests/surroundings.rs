@@ -1,6 +1,8 @@
 //! Machines that lack something, and users that may not do everything: refusals with a hint, never less than was asked for.
 //! These tests change the surroundings of Casemate, so only root can run them.
 
+#![allow(clippy::unwrap_used, reason = "a test that cannot be set up has failed")]
+
 mod common;
 
 use std::fs;

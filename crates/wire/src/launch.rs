@@ -47,7 +47,7 @@ pub struct Request {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Op {
     /// First of all, exactly once: who the launcher works for.
-    Start { run: RunId, wall: Serves, generation: u32 },
+    Start { run: RunId, wall: Serves, generation: u32, ahead: Ahead },
     /// Build a cell. Descriptors: the guest's end of the channel, then the image directory if `Image::Directory`.
     Launch(CellSpec),
     /// Read the posture of the payload that the guest numbers `pid`.
@@ -66,6 +66,14 @@ pub enum Op {
 pub enum Serves {
     Container,
     Process,
+}
+
+/// For how many cells a launcher prepares what does not depend on what they will be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Ahead {
+    /// The first only: a command that runs once.
+    First,
+    Every,
 }
 
 /// Names the owner of cells: 128 random bits, chosen by the engine at start.

@@ -64,16 +64,14 @@ fn processes(found: &mut BTreeSet<String>) {
     }
 }
 
-/// Groups of runs, and a `casemate` that holds none.
+/// Groups of cells.
 fn cgroups(dir: &Path, found: &mut BTreeSet<String>) {
     for group in entries(dir).into_iter().filter(|path| path.is_dir() && !path.is_symlink()) {
-        if name(&group) != "casemate" {
+        if name(&group).starts_with("casemate") {
+            found.insert(format!("cgroup {}", group.display()));
+        } else {
             cgroups(&group, found);
-            continue;
         }
-        let runs: Vec<PathBuf> = entries(&group).into_iter().filter(|path| path.is_dir()).collect();
-        let named = if runs.is_empty() { vec![group] } else { runs };
-        found.extend(named.iter().map(|path| format!("cgroup {}", path.display())));
     }
 }
 

@@ -125,15 +125,14 @@ fn process(pid: i32) -> Option<Process> {
     })
 }
 
-/// Every control group of a launcher, in every hierarchy: `/sys/fs/cgroup/memory/casemate/RUN.container.0`.
+/// Every control group of a cell, in every hierarchy: `/sys/fs/cgroup/memory/casemate-RUN.container.0.1`.
 pub(crate) fn groups() -> Vec<String> {
     let hierarchies = names(Path::new(GROUPS)).into_iter().map(|name| PathBuf::from(GROUPS).join(name));
-    let tops = hierarchies.chain([PathBuf::from(GROUPS)]).map(|hierarchy| hierarchy.join("casemate"));
-    let of_top = |top: PathBuf| {
-        let entries = names(&top).into_iter().map(|name| top.join(name)).filter(|path| path.is_dir());
-        entries.map(|path| path.display().to_string()).collect::<Vec<_>>()
+    let ours = |hierarchy: PathBuf| {
+        let names = names(&hierarchy).into_iter().filter(|name| name.starts_with("casemate"));
+        names.map(|name| hierarchy.join(name).display().to_string()).collect::<Vec<_>>()
     };
-    tops.flat_map(of_top).collect()
+    hierarchies.chain([PathBuf::from(GROUPS)]).flat_map(ours).collect()
 }
 
 pub(crate) fn names(dir: &Path) -> Vec<String> {

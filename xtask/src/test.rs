@@ -27,9 +27,9 @@ const PACKAGES: [&str; 6] = ["python3", "nodejs", "strace", "util-linux", "passw
 /// No suite takes nearly as long.
 const SUITE_LIMIT: Duration = Duration::from_secs(15 * 60);
 
-/// The suites that are run a second time, without privileges. The others drive `casemate` as root and as nobody by
-/// themselves.
-const TWICE: [&str; 2] = ["attacks", "conformance"];
+/// Whose suites are run a second time, without privileges, and which of them only root can run.
+const TESTKIT: &str = "casemate-testkit";
+const ROOT_ONLY: &str = "surroundings";
 
 pub(crate) fn run() -> Result {
     let started = Instant::now();
@@ -80,7 +80,8 @@ pub(crate) fn run() -> Result {
 
 /// The same suites, where most of what root can do has to be refused.
 fn unprivileged(built: &Built, user: &TestUser<'_>, report: &mut Report) {
-    for suite in built.suites.iter().filter(|suite| TWICE.contains(&suite.name.as_str())) {
+    let twice = |suite: &&Suite| suite.package == TESTKIT && suite.name != ROOT_ONLY;
+    for suite in built.suites.iter().filter(twice) {
         let title = suite.title("unprivileged");
         match user.command(&suite.path, &built.casemate) {
             Ok(mut command) => report.run(&title, suite.table(), &mut command, SUITE_LIMIT),

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::process::Command;
 
+use super::TESTKIT;
 use super::place::Place;
 use crate::artifacts::{self, Artifact};
 use crate::shell::Result;
@@ -29,9 +30,7 @@ pub(super) fn build() -> Result<Built> {
     let tests = artifacts.into_iter().filter(|artifact| artifact.is_test);
     let mut suites = tests.map(Suite::new).collect::<Result<Vec<_>>>()?;
     // The long ones last.
-    suites.sort_by_key(|suite| {
-        (suite.package == "casemate-testkit", suite.package.clone(), suite.name.clone())
-    });
+    suites.sort_by_key(|suite| (suite.package == TESTKIT, suite.package.clone(), suite.name.clone()));
     Ok(Built { casemate, suites })
 }
 

@@ -80,7 +80,7 @@ pub(crate) fn closing(outcome: &Outcome, ran: &Ran, program: Option<&(String, St
         },
         "denied": listed(outcome.denied.iter().cloned()),
         "truncated": {"stdout": outcome.stdout_truncated, "stderr": outcome.stderr_truncated},
-        "observed": ran.posture.as_ref().map(posture),
+        "observed": ran.observed,
         "applied": ran.config.as_ref().map(applied),
         "program": program.map(|(path, sha256)| json!({"path": path, "sha256": sha256})),
         "destroyed": "killed from outside; every process ends with the cell's first",
@@ -100,14 +100,14 @@ pub(crate) fn subjects(request_digest: [u8; 32], digests: &Digests) -> Vec<Subje
     subjects
 }
 
-/// Identifies the request including everything that is not written out in the record.
-pub(crate) fn request_digest(request: &Request) -> [u8; 32] {
+/// Identifies the request including everything that is not written out in the record as `asked`.
+pub(crate) fn request_digest(request: &Request, asked: &Value) -> [u8; 32] {
     let mut hash = Sha256::new();
     let mut part = |bytes: &[u8]| {
         hash.update((bytes.len() as u64).to_le_bytes());
         hash.update(bytes);
     };
-    part(self::request(request).to_string().as_bytes());
+    part(asked.to_string().as_bytes());
     match request.workload() {
         Workload::Command { argv } => argv.iter().for_each(|argument| part(argument.as_bytes())),
         Workload::Code { source, args, .. } => {
@@ -199,7 +199,7 @@ fn limits(limits: &Limits) -> Map<String, Value> {
 }
 
 /// Read from outside.
-fn posture(seen: &Posture) -> Value {
+pub(crate) fn posture(seen: &Posture) -> Value {
     let pairs =
         |pairs: &[(String, String)]| pairs.iter().map(|(k, v)| (k.clone(), json!(v))).collect::<Map<_, _>>();
     json!({

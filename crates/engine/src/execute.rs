@@ -1,6 +1,7 @@
 //! The engine and its spine.
 
-use std::path::{Path, PathBuf};
+use std::os::fd::AsFd;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
 use std::time::Duration;
@@ -20,7 +21,7 @@ use tokio::time::timeout;
 use crate::agents::Agents;
 use crate::home::{Home, HomeError};
 use crate::io::{Chunk, Io};
-use crate::launcher::{Keeper, Launcher, LauncherError};
+use crate::launcher::{Keeper, Launcher, LauncherError, Waiting};
 use crate::program::Programs;
 use crate::record::Record;
 use crate::recorder::{Receipt, Store, StoreError};
@@ -147,9 +148,12 @@ impl Engine {
         };
         let check = agents.posture_check();
         let dir = home;
+        // It takes a while to start, and needs nothing of ours before it is told what to do.
+        let waiting = Waiting::spawn(&agents).map_err(LauncherError::Start)?;
         let home = Arc::new(Home::open(&dir)?);
-        let keeper = Keeper::new(agents.clone(), home.clone(), Serves::Container, ahead);
-        let (launcher, store) = match begin(&keeper, &home, &dir, durability).await {
+        let store = Store::open(&dir, durability);
+        let keeper = Keeper::new(agents.clone(), home.clone(), Serves::Container, ahead).with(waiting);
+        let (launcher, store) = match begin(&keeper, &home, store).await {
             Ok(begun) => begun,
             // What was begun is undone: a start that fails leaves no more behind than one that succeeds.
             Err(error) => {
@@ -225,11 +229,8 @@ impl Engine {
     }
 
     /// Runs one request in a cell of its own: decide, route, plan, record, run, destroy, record.
-    pub async fn execute(&self, request: Request, io: Io) -> Executed {
-        let mut record = match Record::open(&self.store, &self.run, Some(&request)) {
-            Ok(record) => record,
-            Err(error) => return unrecorded(error),
-        };
+    pub async fn execute(&self, request: Request, mut io: Io) -> Executed {
+        let mut record = Record::open(&self.store, &self.run);
         let mut ran = Ran::default();
         let output = io.output.clone();
         let ended = async {
@@ -238,9 +239,15 @@ impl Engine {
             let choice = route::choose(&grants, &self.profiles).map_err(Trouble::Refused)?;
             let plan = Plan::new(grants, choice.clone());
             ran.timings.mark("decide");
-            record.planned(&plan, &choice, self.programs.identify(&plan, &io)).map_err(not_recorded)?;
+            // Building an empty cell takes longer than writing the record: they go on at the same time. What is to run
+            // in it gets there only after that.
+            let image = io.image.take();
+            let cell = self.wall(&plan).start(&plan, image.as_ref().map(AsFd::as_fd)).await?;
+            ran.timings.mark("start");
+            let program = self.programs.identify(&plan, image.as_ref());
+            record.planned(&request, &plan, &choice, program).map_err(not_recorded)?;
             ran.timings.mark("record");
-            run::run(self.wall(&plan), &plan, io, self.check, &mut ran).await
+            run::run(cell, &plan, io, self.check, &mut ran).await
         }
         .await;
         let status = match ended {
@@ -250,7 +257,7 @@ impl Engine {
             Err(Trouble::Cancelled) => Status::Killed { cause: Cause::Cancelled, limit: None, peak: None },
         };
         let undelivered = std::mem::take(&mut ran.undelivered);
-        let mut executed = record.close(status, ran);
+        let mut executed = record.close(Some(&request), status, ran);
         let patience = match executed.outcome.status {
             Status::Killed { .. } => AFTER_A_KILL,
             _ => Duration::MAX,
@@ -263,10 +270,7 @@ impl Engine {
 
     /// Records a request that was refused before it became valid.
     pub async fn refuse(&self, refusal: Refusal) -> Executed {
-        match Record::open(&self.store, &self.run, None) {
-            Ok(record) => record.close(Status::Refused(refusal), Ran::default()),
-            Err(error) => unrecorded(error),
-        }
+        Record::open(&self.store, &self.run).close(None, Status::Refused(refusal), Ran::default())
     }
 
     /// Waits until every cell is gone and every record durable, then leaves the home.
@@ -295,16 +299,13 @@ impl Engine {
     }
 }
 
-/// Starts the launcher, opens the store, and closes what dead processes left open.
+/// Puts the launcher to work, and closes what dead processes left open.
 async fn begin(
     keeper: &Keeper,
     home: &Home,
-    dir: &Path,
-    durability: crate::recorder::Durability,
+    store: Result<Store, StoreError>,
 ) -> Result<(Launcher, Store), OpenError> {
-    // The launcher sets itself up while the store is opened.
-    let (launcher, store) = tokio::join!(keeper.launcher(), async { Store::open(dir, durability) });
-    let (launcher, store) = (launcher?, store?);
+    let (launcher, store) = (keeper.launcher().await?, store?);
     for dead in home.dead_runs()? {
         launcher.recover(dead.run).await?;
         store.close_interrupted(&dead.run.to_string())?;
@@ -365,11 +366,4 @@ async fn deliver(
 
 fn not_recorded(error: StoreError) -> Trouble {
     Trouble::Failed(EvidenceError::from(&error).to_string())
-}
-
-/// No record, no run.
-fn unrecorded(error: StoreError) -> Executed {
-    let error = EvidenceError::from(&error);
-    let outcome = Outcome::without_cell("unrecorded", Status::Failed { reason: error.to_string() });
-    Executed { outcome, receipt: None, evidence_error: Some(error) }
 }

@@ -2,10 +2,10 @@
 //!
 //! ```text
 //! keys/ evidence/          the recorder's
-//! runs/lock                held while a run directory is made or recovered
-//! runs/RUN/lock            held by the process that owns RUN, and by its launchers
+//! runs/lock                held while a run is registered or recovered
+//! runs/RUN                 locked by the process that owns RUN, and by its launchers
 //! ```
-//! A run whose lock can be taken belongs to nobody alive: its cells, cgroups and open records are closed by whoever comes
+//! A run whose file can be locked belongs to nobody alive: its cells, cgroups and open records are closed by whoever comes
 //! next. Files that a cell of the `process` wall works in are under the temporary directory, since its uid must be
 //! able to reach them.
 
@@ -73,8 +73,7 @@ impl Home {
             .map_err(|e| HomeError::at("name", &runs)(io::Error::other(e.to_string())))?;
         let run = RunId(bytes);
         let own = runs.join(run.to_string());
-        DirBuilder::new().mode(0o700).create(&own).map_err(HomeError::at("create", &own))?;
-        let lock = open_lock(&own.join("lock")).map_err(HomeError::at("lock", &own))?;
+        let lock = open_lock(&own).map_err(HomeError::at("create", &own))?;
         lock.lock().map_err(HomeError::at("lock", &own))?;
         let ids = match rustix::process::geteuid().is_root() && owns_id_blocks() {
             true => Some(Arc::new(Ids::open()?)),
@@ -92,7 +91,7 @@ impl Home {
 
     /// Runs whose owner and launchers are gone.
     pub(crate) fn dead_runs(&self) -> Result<Vec<DeadRun>, HomeError> {
-        // Not between the making of a run directory and the taking of its lock.
+        // Not between the making of a run's file and the taking of its lock.
         let _guard = lock_runs(&self.runs)?;
         let mut dead = Vec::new();
         let entries = fs::read_dir(&self.runs).map_err(HomeError::at("list", &self.runs))?;
@@ -103,13 +102,13 @@ impl Home {
             if run == self.run {
                 continue;
             }
-            let dir = entry.path();
-            let Ok(lock) = open_lock(&dir.join("lock")) else { continue };
+            let path = entry.path();
+            let Ok(lock) = OpenOptions::new().read(true).write(true).open(&path) else { continue };
             match lock.try_lock() {
-                // Between opening and locking, its owner may have ended properly and removed it.
-                Ok(()) if dir.join("lock").exists() => dead.push(DeadRun { run, dir, _lock: lock }),
+                // Between opening and locking, somebody else may have recovered and removed it.
+                Ok(()) if path.exists() => dead.push(DeadRun { run, path, _lock: lock }),
                 Ok(()) | Err(TryLockError::WouldBlock) => {}
-                Err(TryLockError::Error(error)) => return Err(HomeError::at("lock", &dir)(error)),
+                Err(TryLockError::Error(error)) => return Err(HomeError::at("lock", &path)(error)),
             }
         }
         Ok(dead)
@@ -145,24 +144,22 @@ impl Home {
     pub(crate) fn close(self) {
         let _ = fs::remove_dir(scratch_base(self.run));
         let _guard = lock_runs(&self.runs);
-        let own = self.runs.join(self.run.to_string());
-        let _ = fs::remove_file(own.join("lock"));
-        let _ = fs::remove_dir(own);
+        let _ = fs::remove_file(self.runs.join(self.run.to_string()));
     }
 }
 
 /// A run without an owner, locked by us so that nobody else recovers it at the same time.
 pub(crate) struct DeadRun {
     pub(crate) run: RunId,
-    dir: PathBuf,
+    path: PathBuf,
     _lock: File,
 }
 
 impl DeadRun {
     /// Forgets the run, after its cells and records have been dealt with.
     pub(crate) fn remove(self) -> Result<(), HomeError> {
-        remove_tree(&scratch_base(self.run)).map_err(HomeError::at("remove", &self.dir))?;
-        remove_tree(&self.dir).map_err(HomeError::at("remove", &self.dir))
+        remove_tree(&scratch_base(self.run)).map_err(HomeError::at("remove", &self.path))?;
+        fs::remove_file(&self.path).map_err(HomeError::at("remove", &self.path))
     }
 }
 

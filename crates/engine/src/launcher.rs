@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use casemate_wire::launch::{
-    Ahead, Answer, CellId, CellSpec, Counters, Hello, MAX_PACKET, Op, Posture, Request, RunId, Serves,
+    Ahead, Answer, CellId, CellSpec, Counters, Hello, MAX_ANSWER, Op, Posture, Request, RunId, Serves,
 };
 use tokio::io::unix::AsyncFd;
 use tokio::sync::{Notify, oneshot};
@@ -29,6 +29,9 @@ pub(crate) enum LauncherError {
     Confused,
 }
 
+/// A hello is short, and its future is kept on the stack.
+const MAX_HELLO: usize = 4096;
+
 /// How long cells may take to go away at shutdown. Usually it is a millisecond.
 const PATIENCE: Duration = Duration::from_secs(15);
 
@@ -38,7 +41,40 @@ pub(crate) struct Keeper {
     home: Arc<Home>,
     serves: Serves,
     ahead: Ahead,
+    /// Started before there was anything to tell it.
+    spare: Mutex<Option<Waiting>>,
     current: tokio::sync::Mutex<(Option<Launcher>, u32)>,
+}
+
+/// A launcher that waits to be told whom it works for. Dropped, it ends without a word.
+pub(crate) struct Waiting {
+    socket: OwnedFd,
+    child: Reaped,
+}
+
+/// A process that ends by itself once its socket is closed, and is waited for then.
+struct Reaped(Option<Child>);
+
+impl Waiting {
+    pub(crate) fn spawn(agents: &Agents) -> io::Result<Waiting> {
+        let (socket, theirs) = sys::packet_pair()?;
+        let child = sys::spawn(&agents.launcher()?, theirs)?;
+        Ok(Waiting { socket, child: Reaped(Some(child)) })
+    }
+}
+
+impl Reaped {
+    fn wait(&mut self) {
+        if let Some(mut child) = self.0.take() {
+            let _ = child.wait();
+        }
+    }
+}
+
+impl Drop for Reaped {
+    fn drop(&mut self) {
+        self.wait();
+    }
 }
 
 /// Who kills launchers faster than they clear up has to clear up after them.
@@ -46,7 +82,13 @@ const MAX_SUCCESSORS: usize = 5;
 
 impl Keeper {
     pub(crate) fn new(agents: Agents, home: Arc<Home>, serves: Serves, ahead: Ahead) -> Keeper {
-        Keeper { agents, home, serves, ahead, current: Default::default() }
+        Keeper { agents, home, serves, ahead, spare: Mutex::default(), current: Default::default() }
+    }
+
+    /// Uses a launcher that was started already, to begin with.
+    pub(crate) fn with(mut self, waiting: Waiting) -> Keeper {
+        self.spare = Mutex::new(Some(waiting));
+        self
     }
 
     pub(crate) async fn launcher(&self) -> Result<Launcher, LauncherError> {
@@ -56,11 +98,16 @@ impl Keeper {
             return Ok(launcher.clone());
         }
         if let Some(dead) = launcher.take() {
-            let _ = lock(&dead.0.child).wait();
+            lock(&dead.0.child).wait();
         }
         let begin =
             Op::Start { run: self.home.run, wall: self.serves, generation: *generation, ahead: self.ahead };
-        let fresh = Launcher::start(&self.agents, begin, self.home.shared_locks()).await?;
+        let spare = lock(&self.spare).take();
+        let waiting = match spare {
+            Some(waiting) => waiting,
+            None => Waiting::spawn(&self.agents).map_err(LauncherError::Start)?,
+        };
+        let fresh = Launcher::start(waiting, begin, &self.home.shared_locks()).await?;
         if *generation > 0 {
             fresh.recover(self.home.run).await?;
         }
@@ -93,7 +140,7 @@ struct Shared {
     socket: Arc<AsyncFd<OwnedFd>>,
     hello: Hello,
     state: Arc<State>,
-    child: Mutex<Child>,
+    child: Mutex<Reaped>,
     reader: tokio::task::AbortHandle,
 }
 
@@ -114,25 +161,14 @@ struct Table {
 }
 
 impl Launcher {
-    /// Starts a launcher. It shares the descriptors in `kept`: the locks they hold last as long as it lives.
-    pub(crate) async fn start(
-        agents: &Agents,
-        begin: Op,
-        kept: Vec<BorrowedFd<'_>>,
-    ) -> Result<Launcher, LauncherError> {
-        let start = || -> io::Result<(OwnedFd, Child)> {
-            let (ours, theirs) = sys::packet_pair()?;
-            let mut passed = vec![theirs.as_fd()];
-            passed.extend(kept);
-            let packet = Request { id: 0, op: begin }.encode();
-            sys::send_packet(ours.as_fd(), &packet, &[])?;
-            let child = sys::spawn(&agents.launcher()?, &passed)?;
-            rustix::io::ioctl_fionbio(&ours, true)?;
-            Ok((ours, child))
-        };
-        let (socket, child) = start().map_err(LauncherError::Start)?;
+    /// Puts a launcher to work. It shares the descriptors in `kept`: the locks they hold last as long as it lives.
+    async fn start(waiting: Waiting, begin: Op, kept: &[BorrowedFd<'_>]) -> Result<Launcher, LauncherError> {
+        let Waiting { socket, child } = waiting;
+        sys::send_packet(socket.as_fd(), &Request { id: 0, op: begin }.encode(), kept)
+            .and_then(|()| Ok(rustix::io::ioctl_fionbio(&socket, true)?))
+            .map_err(LauncherError::Start)?;
         let socket = Arc::new(sys::watch_fd(socket).map_err(LauncherError::Start)?);
-        let hello = match receive(&socket).await {
+        let hello = match receive(&socket, &mut [0; MAX_HELLO]).await {
             Some(Answer::Hello(hello)) if hello.version == casemate_wire::PROTOCOL_VERSION => hello,
             Some(_) => return Err(LauncherError::Confused),
             None => return Err(LauncherError::Died),
@@ -155,7 +191,7 @@ impl Launcher {
         let id = self.next_id();
         lock(&self.0.state.table).alive.insert(id, kept);
         let answer = Box::pin(self.ask_as(id, Op::Launch(spec), fds));
-        Launching { cell: LiveCell { id, launcher: self.clone() }, answer }
+        Launching { cell: LiveCell { id, launcher: self.clone(), finishing: false }, answer }
     }
 
     pub(crate) async fn recover(&self, run: RunId) -> Result<(), LauncherError> {
@@ -183,7 +219,7 @@ impl Launcher {
         let _ = tokio::time::timeout(PATIENCE, all_gone).await;
         self.0.reader.abort();
         let _ = rustix::net::shutdown(self.0.socket.get_ref(), rustix::net::Shutdown::Both);
-        let _ = lock(&self.0.child).wait();
+        lock(&self.0.child).wait();
     }
 
     fn next_id(&self) -> u32 {
@@ -264,6 +300,8 @@ impl Launching {
 pub(crate) struct LiveCell {
     id: CellId,
     launcher: Launcher,
+    /// Its end has been asked for.
+    finishing: bool,
 }
 
 impl LiveCell {
@@ -282,7 +320,8 @@ impl LiveCell {
     }
 
     /// Reads the counters for the last time and kills the cell.
-    pub(crate) async fn finish(&self) -> Result<Counters, LauncherError> {
+    pub(crate) async fn finish(&mut self) -> Result<Counters, LauncherError> {
+        self.finishing = true;
         match self.launcher.ask(Op::Finish { cell: self.id }, &[]).await? {
             Answer::Finished { counters, .. } => Ok(counters),
             other => Err(unexpected(other)),
@@ -292,8 +331,8 @@ impl LiveCell {
 
 impl Drop for LiveCell {
     fn drop(&mut self) {
-        if lock(&self.launcher.0.state.table).alive.contains_key(&self.id) {
-            // Nobody waits for the answer; a second finish of a dying cell is harmless.
+        if !self.finishing {
+            // Nobody waits for the answer.
             drop(self.launcher.ask(Op::Finish { cell: self.id }, &[]));
         }
     }
@@ -309,11 +348,10 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 }
 
 /// The next packet; `None` when the launcher is gone.
-async fn receive(socket: &AsyncFd<OwnedFd>) -> Option<Answer> {
-    let mut buffer = vec![0; MAX_PACKET];
+async fn receive(socket: &AsyncFd<OwnedFd>, buffer: &mut [u8]) -> Option<Answer> {
     loop {
         let mut ready = socket.readable().await.ok()?;
-        let read = ready.try_io(|fd| Ok(rustix::io::read(fd, &mut buffer)?));
+        let read = ready.try_io(|fd| Ok(rustix::io::read(fd, &mut *buffer)?));
         match read {
             Ok(Ok(0)) | Ok(Err(_)) => return None,
             Ok(Ok(n)) => return Answer::decode(&buffer[..n]).ok(),
@@ -324,7 +362,8 @@ async fn receive(socket: &AsyncFd<OwnedFd>) -> Option<Answer> {
 
 /// Hands answers to whoever waits for them, until the launcher is gone.
 async fn read_answers(socket: Arc<AsyncFd<OwnedFd>>, state: Arc<State>) {
-    while let Some(answer) = receive(&socket).await {
+    let mut buffer = vec![0; MAX_ANSWER];
+    while let Some(answer) = receive(&socket, &mut buffer).await {
         let id = match &answer {
             Answer::Gone { cell } => {
                 let kept = lock(&state.table).alive.get_mut(cell).map(std::mem::take);

@@ -19,8 +19,6 @@ use casemate_core::request::{Language, Workload};
 use rustix::fs::{Mode, OFlags, ResolveFlags, openat2};
 use sha2::{Digest, Sha256};
 
-use crate::io::Io;
-
 /// Entries kept on disk; when there are more, the file starts anew.
 const MAX_KEPT: usize = 256;
 
@@ -51,7 +49,7 @@ impl Programs {
     }
 
     /// Finds the program as the cell will: in the image, along the search path.
-    pub(crate) fn identify(&self, plan: &Plan, io: &Io) -> Option<Program> {
+    pub(crate) fn identify(&self, plan: &Plan, image: Option<&OwnedFd>) -> Option<Program> {
         let name = match plan.workload() {
             Workload::Command { argv } => argv.first()?.as_str(),
             Workload::Code { language, .. } => match language {
@@ -60,7 +58,7 @@ impl Programs {
                 Language::Shell => "sh",
             },
         };
-        let root = match &io.image {
+        let root = match image {
             Some(image) => image.try_clone().ok()?,
             None => OwnedFd::from(File::open("/").ok()?),
         };

@@ -19,14 +19,13 @@ pub(crate) struct Record {
     store: Arc<Store>,
     run: String,
     id: String,
-    request: Value,
-    request_digest: [u8; 32],
     planned: Option<Planned>,
     closed: bool,
 }
 
 /// What stands in the opening record.
 struct Planned {
+    request_digest: [u8; 32],
     stack: casemate_core::stack::Stack,
     class: casemate_core::stack::Class,
     unbounded: Vec<casemate_core::limits::LimitKind>,
@@ -34,34 +33,26 @@ struct Planned {
 }
 
 impl Record {
-    /// Names the execution. `None`: a request that never became valid.
-    pub(crate) fn open(
-        store: &Arc<Store>,
-        run: &str,
-        request: Option<&Request>,
-    ) -> Result<Record, StoreError> {
-        Ok(Record {
-            store: store.clone(),
-            run: run.to_owned(),
-            id: random_id(),
-            request: request.map_or(Value::Null, evidence::request),
-            request_digest: request.map_or([0; 32], evidence::request_digest),
-            planned: None,
-            closed: false,
-        })
+    /// Names the execution.
+    pub(crate) fn open(store: &Arc<Store>, run: &str) -> Record {
+        Record { store: store.clone(), run: run.to_owned(), id: random_id(), planned: None, closed: false }
     }
 
     /// Writes the opening record: from here on, something may run.
     pub(crate) fn planned(
         &mut self,
+        request: &Request,
         plan: &Plan,
         choice: &Choice,
         program: Option<Program>,
     ) -> Result<(), StoreError> {
-        let body = json!({"request": self.request, "decision": evidence::decision(plan, choice)});
-        let subjects = evidence::subjects(self.request_digest, &Default::default());
+        let asked = evidence::request(request);
+        let request_digest = evidence::request_digest(request, &asked);
+        let body = json!({"request": asked, "decision": evidence::decision(plan, choice)});
+        let subjects = evidence::subjects(request_digest, &Default::default());
         self.store.append(Event::Opened, &self.id, &self.run, subjects, body)?;
         self.planned = Some(Planned {
+            request_digest,
             stack: plan.stack().clone(),
             class: plan.class(),
             unbounded: plan.unbounded().to_vec(),
@@ -70,8 +61,9 @@ impl Record {
         Ok(())
     }
 
-    /// Writes the closing record, or the only one of a refusal, and makes the outcome.
-    pub(crate) fn close(mut self, status: Status, mut ran: Ran) -> Executed {
+    /// Writes the closing record, or the only one of a refusal, and makes the outcome. Without a request: it never became
+    /// a valid one.
+    pub(crate) fn close(mut self, request: Option<&Request>, status: Status, mut ran: Ran) -> Executed {
         let mut outcome = Outcome::without_cell(self.id.clone(), status);
         if let Some(planned) = &self.planned {
             outcome.stack = Some(planned.stack.clone());
@@ -83,7 +75,7 @@ impl Record {
         outcome.denied = std::mem::take(&mut ran.denied);
         outcome.stdout_truncated = ran.stdout_truncated;
         outcome.stderr_truncated = ran.stderr_truncated;
-        let written = self.write_closing(&outcome, &ran);
+        let written = self.write_closing(request, &outcome, &ran);
         ran.timings.mark("close");
         outcome.timings = ran.timings.phases;
         outcome.steps = ran.steps;
@@ -100,17 +92,25 @@ impl Record {
         }
     }
 
-    fn write_closing(&mut self, outcome: &Outcome, ran: &Ran) -> Result<Receipt, StoreError> {
+    fn write_closing(
+        &mut self,
+        request: Option<&Request>,
+        outcome: &Outcome,
+        ran: &Ran,
+    ) -> Result<Receipt, StoreError> {
         self.closed = true;
-        let subjects = evidence::subjects(self.request_digest, &ran.digests);
         match &self.planned {
             Some(planned) => {
+                let subjects = evidence::subjects(planned.request_digest, &ran.digests);
                 let program = planned.program.as_ref().and_then(Program::finish);
                 let body = evidence::closing(outcome, ran, program.as_ref());
                 self.store.append(Event::Closed, &self.id, &self.run, subjects, body)
             }
             None => {
-                let body = json!({"request": self.request, "status": evidence::status(&outcome.status)});
+                let asked = request.map_or(Value::Null, evidence::request);
+                let digest = request.map_or([0; 32], |request| evidence::request_digest(request, &asked));
+                let subjects = evidence::subjects(digest, &ran.digests);
+                let body = json!({"request": asked, "status": evidence::status(&outcome.status)});
                 self.store.append(Event::Refused, &self.id, &self.run, subjects, body)
             }
         }
@@ -122,7 +122,8 @@ impl Drop for Record {
     fn drop(&mut self) {
         if self.planned.is_some() && !self.closed {
             let status = Status::Killed { cause: Cause::Cancelled, limit: None, peak: None };
-            let _ = self.write_closing(&Outcome::without_cell(self.id.clone(), status), &Ran::default());
+            let _ =
+                self.write_closing(None, &Outcome::without_cell(self.id.clone(), status), &Ran::default());
         }
     }
 }

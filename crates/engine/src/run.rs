@@ -1,6 +1,5 @@
-//! One execution in one cell: start, put files, hold, look at it, let go, listen, measure, get files, destroy.
+//! One execution in one cell: put files, hold, look at it, let go, listen, measure, get files, destroy.
 
-use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 use casemate_core::limits::LimitKind;
@@ -8,14 +7,15 @@ use casemate_core::outcome::{Cause, LimitHit, Refusal, Status, Usage};
 use casemate_core::plan::Plan;
 use casemate_core::request::{CodeSource, Language, Workload};
 use casemate_wire::guest::{Config, Exec, ToGuest, ToHost};
-use casemate_wire::launch::Posture;
+use serde_json::Value;
 use sha2::{Digest, Sha256};
 use tokio::time::timeout;
 
+use crate::evidence;
 use crate::guest::{Channel, ChannelError, Event};
 use crate::io::{Chunk, Io};
 use crate::transfer;
-use crate::wall::{Cell, Places, Wall, WallError};
+use crate::wall::{Cell, Places, WallError};
 use crate::watch::{Watch, cancelled};
 
 /// How long a cell may take from the request to a held payload. A launch takes milliseconds.
@@ -36,7 +36,8 @@ pub(crate) struct Ran {
     pub(crate) stderr_truncated: bool,
     pub(crate) timings: Timings,
     pub(crate) steps: Vec<(String, u32)>,
-    pub(crate) posture: Option<Posture>,
+    /// The posture, as the receipt shows it.
+    pub(crate) observed: Option<Value>,
     pub(crate) config: Option<Config>,
     pub(crate) digests: Digests,
     /// Output that the receiver had not taken when the cell was gone.
@@ -101,17 +102,14 @@ pub(crate) enum PostureCheck {
     Recorded,
 }
 
-/// Runs `plan` behind `wall`. Whatever happens, the cell is destroyed.
+/// Runs `plan` in `cell`. Whatever happens, the cell is destroyed.
 pub(crate) async fn run(
-    wall: &dyn Wall,
+    mut cell: Cell,
     plan: &Plan,
     mut io: Io,
     check: PostureCheck,
     ran: &mut Ran,
 ) -> Result<Status, Trouble> {
-    let image = io.image.take();
-    let mut cell = wall.start(plan, image.as_ref().map(AsFd::as_fd)).await?;
-    ran.timings.mark("start");
     ran.config = Some(cell.config.clone());
     let begun = begin(&mut cell, plan, &mut io, check, ran).await;
     let ended = match begun {
@@ -171,10 +169,11 @@ async fn begin(
     {
         return Err(Trouble::Failed(format!("the cell is not what was asked for: {violation}")));
     }
-    ran.posture = Some(posture);
     ran.timings.mark("observe");
     cell.channel.tell(&ToGuest::Proceed { exec: EXEC });
     cell.channel.flush().map_err(ChannelError::from)?;
+    // Written down while the payload runs.
+    ran.observed = Some(evidence::posture(&posture));
     Ok(())
 }
 

@@ -197,7 +197,7 @@ impl<'a> Watch<'a> {
         peaks.cpu_micros = peaks.cpu_micros.max(now.cpu_micros);
         peaks.memory_peak_bytes = peaks.memory_peak_bytes.max(now.memory_peak_bytes);
         peaks.oom_kills = peaks.oom_kills.max(now.oom_kills);
-        peaks.pids_peak = peaks.pids_peak.max(now.pids_peak).max(now.pids);
+        peaks.pids_peak = peaks.pids_peak.max(now.pids_peak);
         peaks.pids_denied = peaks.pids_denied.max(now.pids_denied);
         peaks.disk_bytes = peaks.disk_bytes.max(now.disk_bytes);
         peaks.inodes = peaks.inodes.max(now.inodes);

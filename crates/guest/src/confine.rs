@@ -1,7 +1,10 @@
 //! The `process` wall: what every payload is put under between fork and exec, on every outer wall alike.
 
+use std::borrow::Cow;
 use std::io;
+use std::sync::OnceLock;
 
+use casemate_filter::Program;
 use casemate_wire::guest::{Access, Config, Ids, LandlockRule, Network, Presence, Ptrace};
 use landlock::{
     ABI, Access as _, AccessFs, AccessNet, BitFlags, CompatLevel, Compatible, PathBeneath, PathFd, Ruleset,
@@ -16,7 +19,22 @@ pub(crate) struct Confinement {
     rlimits: Vec<(libc::__rlimit_resource_t, u64)>,
     landlock: Vec<LandlockRule>,
     scoped: bool,
-    filter: Vec<libc::sock_filter>,
+    filter: Cow<'static, [libc::sock_filter]>,
+}
+
+/// A filter that was assembled before there was a guest.
+static EXPECTED: OnceLock<(Program, Vec<libc::sock_filter>)> = OnceLock::new();
+
+/// Assembles the filter that most payloads will need, for all guests that are forked from this process.
+pub fn expect(program: Program) {
+    let _ = EXPECTED.set((program, casemate_filter::program(program)));
+}
+
+fn filter(program: Program) -> Cow<'static, [libc::sock_filter]> {
+    match EXPECTED.get() {
+        Some((expected, filter)) if *expected == program => Cow::Borrowed(filter),
+        _ => Cow::Owned(casemate_filter::program(program)),
+    }
 }
 
 /// A step of the confinement that failed.
@@ -56,7 +74,7 @@ impl Confinement {
             rlimits,
             landlock: config.landlock.clone(),
             scoped: config.network == Network::None,
-            filter: casemate_filter::program(casemate_filter::Program::Payload { network, ids, ptrace }),
+            filter: filter(Program::Payload { network, ids, ptrace }),
         }
     }
 

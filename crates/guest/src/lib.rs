@@ -19,9 +19,11 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 
 use casemate_wire::PROTOCOL_VERSION;
-use casemate_wire::frame::Body;
+use casemate_wire::frame::{Body, MAX_PAYLOAD};
 use casemate_wire::guest::{Config, ToGuest, ToHost};
 use rustix::event::{PollFd, PollFlags, poll};
+
+pub use crate::confine::expect;
 
 use crate::channel::Channel;
 use crate::confine::Confinement;
@@ -38,6 +40,8 @@ struct Guest {
     processes: Vec<Process>,
     puts: Vec<Put>,
     gets: Vec<Get>,
+    /// For output on its way from a pipe to the channel.
+    buffer: Vec<u8>,
 }
 
 /// Serves the engine at descriptor 3 until it is gone, then ends this process.
@@ -64,11 +68,23 @@ impl Guest {
         let mut channel = Channel::new(sys::inherited_channel()?)?;
         channel.tell(&ToHost::Hello { version: PROTOCOL_VERSION });
         let events = sys::child_events()?;
-        Ok(Guest { channel, events, setup: None, processes: Vec::new(), puts: Vec::new(), gets: Vec::new() })
+        Ok(Guest {
+            channel,
+            events,
+            setup: None,
+            processes: Vec::new(),
+            puts: Vec::new(),
+            gets: Vec::new(),
+            buffer: Vec::with_capacity(MAX_PAYLOAD),
+        })
     }
 
     /// Until the engine is gone, or speaks nonsense.
     fn run(mut self) -> io::Result<()> {
+        // The first requests are usually there already: what they start goes on while we say hello.
+        if self.channel.fill()? {
+            self.handle_frames()?;
+        }
         let ended = loop {
             match self.turn() {
                 Ok(true) => {}
@@ -96,7 +112,9 @@ impl Guest {
                 Source::Channel if flags.intersects(PollFlags::HUP | PollFlags::ERR) => return Ok(false),
                 Source::Channel => {}
                 Source::Children => drain(&self.events),
-                Source::Process(index, wake) => self.processes[index].wake(wake, &mut self.channel),
+                Source::Process(index, wake) => {
+                    self.processes[index].wake(wake, &mut self.channel, &mut self.buffer);
+                }
             }
         }
         while let Some((pid, status, usage)) = sys::reap() {

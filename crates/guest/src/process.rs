@@ -164,11 +164,12 @@ impl Process {
         wakes
     }
 
-    pub(crate) fn wake(&mut self, wake: Wake, channel: &mut Channel) {
+    /// `buffer` is empty and has room for [`MAX_PAYLOAD`] bytes.
+    pub(crate) fn wake(&mut self, wake: Wake, channel: &mut Channel, buffer: &mut Vec<u8>) {
         match wake {
             Wake::Report => self.read_report(channel),
             Wake::Stdin => self.feed(channel),
-            Wake::Output(index) => self.listen(index, channel),
+            Wake::Output(index) => self.listen(index, channel, buffer),
         }
     }
 
@@ -282,10 +283,9 @@ impl Process {
         }
     }
 
-    fn listen(&mut self, index: usize, channel: &mut Channel) {
+    fn listen(&mut self, index: usize, channel: &mut Channel, buffer: &mut Vec<u8>) {
         let output = &mut self.outputs[index];
         let Some(pipe) = &output.pipe else { return };
-        let mut buffer = [0; MAX_PAYLOAD];
         let mut wanted = MAX_PAYLOAD;
         if self.budget > 0 {
             wanted = wanted.min(output.window.available());
@@ -293,13 +293,15 @@ impl Process {
         if let Some(remaining) = output.remaining {
             wanted = wanted.min(remaining as usize);
         }
-        match rustix::io::read(pipe, &mut buffer[..wanted]) {
-            Ok(0) => output.close(channel),
-            Ok(n) => {
+        // Not zeroed: most reads are short, and every page that is touched has to be made first.
+        match rustix::io::read(pipe, &mut buffer.spare_capacity_mut()[..wanted]) {
+            Ok(([], _)) => output.close(channel),
+            Ok((bytes, _)) => {
+                let n = bytes.len();
                 let kept =
                     n.min(usize::try_from(self.budget).unwrap_or(usize::MAX)).min(output.window.available());
                 if kept > 0 {
-                    channel.send(output.stream, Body::Data(&buffer[..kept]));
+                    channel.send(output.stream, Body::Data(&bytes[..kept]));
                     output.window.spend(kept);
                     self.budget -= kept as u64;
                 }

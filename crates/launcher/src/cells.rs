@@ -11,6 +11,7 @@ use std::fs::{self, File};
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
+use casemate_filter::{Ids, Network, Program, Ptrace};
 use casemate_wire::launch::{
     Answer, CellId, CellSpec, Counters, ID_BLOCK_SIZE, ID_BLOCKS, Image, Posture, Wall, block_start,
 };
@@ -23,7 +24,7 @@ use rustix::process::{getegid, geteuid};
 
 use crate::cgroup::{Group, Tree};
 use crate::image::Images;
-use crate::inspect::{Namespaces, Survey};
+use crate::inspect::Namespaces;
 use crate::interpret::{self, Site};
 use crate::recipe::{self, Mask, Op, PAYLOAD_ID, ScratchDir};
 use crate::sys::{self, Cloned};
@@ -69,8 +70,6 @@ struct Cell {
     group: Group,
     scratch: Option<OwnedFd>,
     wall: Wall,
-    /// What guest and payload have in common, read while the guest prepares the payload.
-    survey: Option<Survey>,
     /// What was killed one by one, and may not have died yet.
     killed: Vec<i32>,
 }
@@ -119,9 +118,16 @@ impl Cells {
             let (Mask::File(path) | Mask::Directory(path)) = mask;
             fs::symlink_metadata(format!("{}/{path}", mode.proc())).is_ok()
         };
+        if mode == LauncherMode::Container {
+            casemate_guest::expect(Program::Payload {
+                network: Network::Namespaced,
+                ids: Ids::Own,
+                ptrace: Ptrace::Denied,
+            });
+        }
         Cells {
             masks: recipe::PROC_MASKS.iter().filter(exists).copied().collect(),
-            filter: casemate_filter::program(casemate_filter::Program::Guest),
+            filter: casemate_filter::program(Program::Guest),
             images: Images::default(),
             live: BTreeMap::new(),
             host,
@@ -152,8 +158,7 @@ impl Cells {
         let admitted = self.admit(pid, spec, &parts).and_then(|()| go_ahead(go, &report));
         let state = State::Starting { report, received: Vec::new(), ops: parts.ops };
         let (group, scratch, wall) = (parts.group, parts.scratch, spec.wall.clone());
-        let cell =
-            Cell { state, pid, pidfd, reaped: false, group, scratch, wall, survey: None, killed: Vec::new() };
+        let cell = Cell { state, pid, pidfd, reaped: false, group, scratch, wall, killed: Vec::new() };
         self.live.insert(id, cell);
         if admitted.is_err() {
             self.doom(id);
@@ -338,29 +343,18 @@ impl Cells {
         Some(answer)
     }
 
-    /// Reads ahead what the payload's posture will show of its cell as a whole.
-    pub(crate) fn survey(&mut self, id: CellId) {
-        let proc = self.mode.proc();
-        if let Some(cell) = self.live.get_mut(&id) {
-            // If it fails here, it fails again, and is reported, when the payload is looked at.
-            cell.survey = Survey::read(proc, cell.pid, self.tree.observed(&cell.group)).ok();
-        }
-    }
-
     pub(crate) fn inspect(&self, cell: CellId, inner: u32) -> Result<Posture, Failure> {
         let cell = self.get(cell)?;
         let proc = self.mode.proc();
-        let pid = inspect::find(proc, cell.pid, inner).map_err(Failure::at("find payload"))?;
-        let posture = inspect::posture(proc, pid, &self.host, cell.survey.as_ref());
+        let (pid, status) = inspect::find(proc, cell.pid, inner).map_err(Failure::at("find payload"))?;
+        let posture = inspect::posture(proc, (pid, &status), &self.host);
         let mut posture = posture.map_err(Failure::at("read posture"))?;
         let membership =
             sys::read_text(&format!("{proc}/{pid}/cgroup")).map_err(Failure::at("read posture"))?;
         if !self.tree.holds(&cell.group, &membership) {
             return Err(Failure::new("read posture", "the payload is not in the cell's cgroups"));
         }
-        if posture.cgroup.is_empty() {
-            posture.cgroup = self.tree.observed(&cell.group);
-        }
+        posture.cgroup = self.tree.observed(&cell.group);
         Ok(posture)
     }
 
@@ -376,8 +370,8 @@ impl Cells {
         let mut pids = self.tree.processes(&cell.group).unwrap_or_default();
         if pids.is_empty() {
             pids = inspect::descendants(self.mode.proc(), cell.pid);
-            if counters.pids.is_none() {
-                counters.pids = Some(inspect::threads(self.mode.proc(), &pids));
+            if counters.pids_peak.is_none() {
+                counters.pids_peak = Some(inspect::threads(self.mode.proc(), &pids));
             }
         }
         pids.retain(|&pid| pid != cell.pid);
@@ -386,19 +380,12 @@ impl Cells {
         Ok(counters)
     }
 
-    /// Reads the counters once more and ends the cell.
-    pub(crate) fn finish(&mut self, id: CellId) -> Result<Counters, Failure> {
-        let counters = self.measure(id)?;
-        self.doom(id);
-        Ok(counters)
-    }
-
     fn get(&self, cell: CellId) -> Result<&Cell, Failure> {
         self.live.get(&cell).ok_or_else(|| Failure::new("find cell", format!("no cell {cell}")))
     }
 
     /// Kills a cell; what is left of it is cleared by [`Cells::sweep`].
-    fn doom(&mut self, id: CellId) {
+    pub(crate) fn doom(&mut self, id: CellId) {
         let Some(cell) = self.live.get_mut(&id) else { return };
         cell.state = State::Dying;
         cell.scratch = None;

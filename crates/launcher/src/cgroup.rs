@@ -263,15 +263,15 @@ impl Tree {
                 Version::V2 => ("memory.current", "memory.peak", "memory.events"),
                 Version::V1 => ("memory.usage_in_bytes", "memory.max_usage_in_bytes", "memory.oom_control"),
             };
-            counters.memory_bytes = number(dir, current);
-            counters.memory_peak_bytes = number(dir, peak).or(counters.memory_bytes);
+            // Older kernels know no peak: then the samples have to do.
+            counters.memory_peak_bytes = number(dir, peak).or_else(|| number(dir, current));
             counters.oom_kills = keyed(dir, events, "oom_kill");
         }
         if let Some((at, _)) = self.with(Controller::Pids) {
             let dir = group.dirs[at].as_fd();
             let payload = |n: u64| n.saturating_sub(OWN_PROCESSES);
-            counters.pids = number(dir, "pids.current").map(payload);
-            counters.pids_peak = number(dir, "pids.peak").map(payload).or(counters.pids);
+            let peak = number(dir, "pids.peak").or_else(|| number(dir, "pids.current"));
+            counters.pids_peak = peak.map(payload);
             counters.pids_denied = keyed(dir, "pids.events", "max");
         }
         if let Some((at, Version::V1)) = self.with(Controller::CpuAcct) {

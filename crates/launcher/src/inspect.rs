@@ -2,9 +2,9 @@
 
 use std::fs;
 use std::io;
-use std::path::PathBuf;
 
 use casemate_wire::launch::{Mount, Posture};
+use rustix::fs::{Mode, OFlags, open, readlinkat};
 
 use crate::sys::read_text;
 
@@ -18,69 +18,55 @@ pub(crate) fn descendants(proc: &str, root: i32) -> Vec<i32> {
     while let Some(pid) = queue.pop() {
         let Ok(tasks) = fs::read_dir(format!("{proc}/{pid}/task")) else { continue };
         for task in tasks.flatten() {
-            let children = read_text(&task.path().join("children").to_string_lossy()).unwrap_or_default();
-            for child in children.split_whitespace().filter_map(|word| word.parse().ok()) {
-                found.push(child);
-                queue.push(child);
-            }
+            let children = children(&task.path().to_string_lossy());
+            found.extend(&children);
+            queue.extend(children);
         }
     }
     found
 }
 
-/// The host's number of the process that the guest (`init`) numbers `inner`.
-pub(crate) fn find(proc: &str, init: i32, inner: u32) -> io::Result<i32> {
-    let matches = |pid: &i32| {
-        let status = read_text(&format!("{proc}/{pid}/status")).unwrap_or_default();
-        let innermost = field(&status, "NSpid").and_then(|line| line.split_whitespace().last()?.parse().ok());
-        innermost == Some(inner)
+/// The children of a thread, given its directory.
+fn children(task: &str) -> Vec<i32> {
+    let list = read_text(&format!("{task}/children")).unwrap_or_default();
+    list.split_whitespace().filter_map(|word| word.parse().ok()).collect()
+}
+
+/// The process that the guest (`init`) numbers `inner`: the host's number, and what its `status` says. The guest has
+/// one thread and starts every payload itself.
+pub(crate) fn find(proc: &str, init: i32, inner: u32) -> io::Result<(i32, String)> {
+    let candidate = |pid: i32| {
+        let status = read_text(&format!("{proc}/{pid}/status")).ok()?;
+        let innermost = field(&status, "NSpid")?.split_whitespace().last()?.parse();
+        (innermost == Ok(inner)).then_some((pid, status))
     };
-    descendants(proc, init)
+    children(&format!("{proc}/{init}/task/{init}"))
         .into_iter()
-        .find(matches)
-        .ok_or_else(|| io::Error::other(format!("the cell has no process {inner}")))
+        .find_map(candidate)
+        .ok_or_else(|| io::Error::other(format!("the guest has no child {inner}")))
 }
 
 /// Which namespaces a process is in.
-pub(crate) struct Namespaces([PathBuf; NAMESPACES.len()]);
+pub(crate) struct Namespaces([String; NAMESPACES.len()]);
 
 impl Namespaces {
     pub(crate) fn of(proc: &str, who: &str) -> io::Result<Namespaces> {
-        let mut links = [const { PathBuf::new() }; NAMESPACES.len()];
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let dir = open(format!("{proc}/{who}/ns"), flags, Mode::empty())?;
+        let mut links = [const { String::new() }; NAMESPACES.len()];
         for (link, name) in links.iter_mut().zip(NAMESPACES) {
-            *link = fs::read_link(format!("{proc}/{who}/ns/{name}"))?;
+            *link = readlinkat(&dir, name, Vec::new())?.to_string_lossy().into_owned();
         }
         Ok(Namespaces(links))
     }
 }
 
-/// What every process of a cell has in common: the mounts of its namespace and the limits of its cgroups.
-pub(crate) struct Survey {
-    namespace: PathBuf,
-    mounts: Vec<Mount>,
-    cgroup: Vec<(String, String)>,
-}
-
-impl Survey {
-    pub(crate) fn read(proc: &str, guest: i32, cgroup: Vec<(String, String)>) -> io::Result<Survey> {
-        let namespace = fs::read_link(format!("{proc}/{guest}/ns/mnt"))?;
-        Ok(Survey { namespace, mounts: mounts(&read_text(&format!("{proc}/{guest}/mountinfo"))?), cgroup })
-    }
-}
-
-/// The posture of `pid`. A survey counts only if it was made in the very mount namespace that `pid` is in.
-pub(crate) fn posture(
-    proc: &str,
-    pid: i32,
-    host: &Namespaces,
-    survey: Option<&Survey>,
-) -> io::Result<Posture> {
+/// The posture of `pid`, whose `status` has been read; its cgroups are the caller's.
+pub(crate) fn posture(proc: &str, (pid, status): (i32, &str), host: &Namespaces) -> io::Result<Posture> {
     let at = |file: &str| format!("{proc}/{pid}/{file}");
-    let status = read_text(&at("status"))?;
-    let number =
-        |key: &str| field(&status, key).and_then(|line| line.split_whitespace().next()?.parse().ok());
+    let number = |key: &str| field(status, key).and_then(|line| line.split_whitespace().next()?.parse().ok());
     let caps = |key: &str| {
-        field(&status, key)
+        field(status, key)
             .and_then(|text| u64::from_str_radix(text.trim(), 16).ok())
             .ok_or_else(|| missing(key))
     };
@@ -90,20 +76,14 @@ pub(crate) fn posture(
         if ours == theirs { &mut shared } else { &mut own }.push((*name).to_owned());
     }
     let separate_mounts = own.iter().any(|name| name == "mnt");
-    let survey = survey.filter(|survey| seen.0.contains(&survey.namespace));
-    let mounts = match survey {
-        _ if !separate_mounts => Vec::new(),
-        Some(survey) => survey.mounts.clone(),
-        None => mounts(&read_text(&at("mountinfo"))?),
+    let mounts = match separate_mounts {
+        true => mounts(&read_text(&at("mountinfo"))?),
+        false => Vec::new(),
     };
     Ok(Posture {
         uid: number("Uid").ok_or_else(|| missing("Uid"))?,
         gid: number("Gid").ok_or_else(|| missing("Gid"))?,
-        groups: field(&status, "Groups")
-            .unwrap_or_default()
-            .split_whitespace()
-            .flat_map(str::parse)
-            .collect(),
+        groups: field(status, "Groups").unwrap_or_default().split_whitespace().flat_map(str::parse).collect(),
         cap_effective: caps("CapEff")?,
         cap_permitted: caps("CapPrm")?,
         cap_inheritable: caps("CapInh")?,
@@ -116,7 +96,7 @@ pub(crate) fn posture(
         own_namespaces: own,
         shared_namespaces: shared,
         rlimits: rlimits(&read_text(&at("limits"))?),
-        cgroup: survey.map(|survey| survey.cgroup.clone()).unwrap_or_default(),
+        cgroup: Vec::new(),
         oom_score_adj: read_text(&at("oom_score_adj"))?.trim().parse().unwrap_or(0),
     })
 }

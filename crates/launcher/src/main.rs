@@ -5,7 +5,8 @@
 //! path, a command or anything that comes out of a cell. When the engine's end of the socket closes, it kills every cell, removes
 //! what they left, and ends.
 //!
-//! Descriptor 3 is the control socket; whatever else it inherits is held for the sake of its locks.
+//! Its standard input is the control socket. The descriptors that come with the first request are held for the sake of
+//! their locks.
 
 mod cells;
 mod cgroup;
@@ -26,7 +27,7 @@ use std::time::{Duration, Instant};
 
 use casemate_wire::PROTOCOL_VERSION;
 use casemate_wire::launch::{
-    Ahead, Answer, CellId, Hello, MAX_PACKET, Op, Privilege, Request, Serves, covers_blocks,
+    Ahead, Answer, CellId, Hello, MAX_REQUEST, Op, Privilege, Request, Serves, covers_blocks,
 };
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendFlags, recvmsg, send};
@@ -36,6 +37,39 @@ use crate::cgroup::Owner;
 
 /// How long the last cells may take to go away once the engine is gone.
 const LAST_SWEEP: Duration = Duration::from_secs(10);
+
+/// When to build ahead: once whoever acts on our last answer has the processors to themselves. The engine was found
+/// waiting for the very processor on which the launcher made its next network namespace.
+struct Pace {
+    last_launch: Option<Instant>,
+    /// The launches come one after the other: the next is due before any rest would be over.
+    busy: bool,
+    due: Option<Instant>,
+}
+
+impl Pace {
+    const REST: Duration = Duration::from_millis(2);
+    const BREATH: Duration = Duration::from_micros(120);
+
+    fn note(&mut self, op: &Op) {
+        let now = Instant::now();
+        match op {
+            Op::Launch(_) => {
+                self.busy = self.last_launch.is_some_and(|last| now - last < 5 * Self::REST);
+                self.last_launch = Some(now);
+            }
+            // Once a payload has been looked at, it runs, and nobody waits for us.
+            Op::Inspect { .. } | Op::Finish { .. } => {
+                self.due = Some(now + if self.busy { Self::BREATH } else { Self::REST });
+            }
+            _ => {}
+        }
+    }
+
+    fn left(&self) -> Option<Duration> {
+        self.due.map(|due| due.saturating_duration_since(Instant::now()))
+    }
+}
 
 /// Which wall this launcher serves. The container launcher lives in a mount namespace of its own, which a
 /// cell of the `process` wall, having no namespaces, must not see.
@@ -70,7 +104,9 @@ fn serve() -> io::Result<()> {
     weaken::load();
     sys::default_dispositions();
     let control = sys::inherited_control()?;
-    let (owner, mode, ahead) = receive_start(control.as_fd())?;
+    let Some(Start { owner, mode, ahead, locks: _locks }) = receive_start(control.as_fd())? else {
+        return Ok(());
+    };
     let events = sys::child_events()?;
     // Orphans of a cell without a PID namespace come to us, not to the host's init.
     sys::prctl(libc::PR_SET_CHILD_SUBREAPER, 1)?;
@@ -126,12 +162,14 @@ fn run_loop(
         Children,
         Report(CellId),
     }
+    let mut pace = Pace { last_launch: None, busy: false, due: None };
     loop {
         let mut sources = vec![(control, Source::Control), (events, Source::Children)];
         sources.extend(cells.reports().map(|(cell, fd)| (fd, Source::Report(cell))));
         // A group can be busy for a moment after its last process was reaped.
-        let patience = cells.any_dying().then_some(Duration::from_millis(2));
-        let ready = wait(&sources, patience)?;
+        let sweep_again = cells.any_dying().then_some(Duration::from_millis(2));
+        let ready = wait(&sources, sweep_again.into_iter().chain(pace.left()).min())?;
+        let nobody_asks = ready.is_empty();
         let (mut asked, mut reports) = (false, Vec::new());
         for index in ready {
             match sources[index].1 {
@@ -141,25 +179,30 @@ fn run_loop(
             }
         }
         drop(sources);
+        if nobody_asks && pace.left() == Some(Duration::ZERO) {
+            pace.due = None;
+            let _ = cells.build_ahead();
+        }
         for cell in reports {
             if let Some(message) = cells.read_report(cell) {
                 answer(control, &message)?;
-                cells.survey(cell);
             }
         }
         if asked {
             match receive(control)? {
                 Some((request, fds)) => {
-                    // Once a payload has been looked at, it runs, and nobody waits for us.
-                    let idle =
-                        matches!(request.op, Op::Inspect { .. } | Op::Finish { .. }) && ahead == Ahead::Every;
+                    if ahead == Ahead::Every {
+                        pace.note(&request.op);
+                    }
+                    let finished = match request.op {
+                        Op::Finish { cell } => Some(cell),
+                        _ => None,
+                    };
                     for message in handle(cells, request, &fds) {
                         answer(control, &message)?;
                     }
-                    drop(fds);
-                    if idle {
-                        let _ = cells.build_ahead();
-                    }
+                    // Whoever asked has the counters already, and waits for the end only if they want to.
+                    finished.into_iter().for_each(|cell| cells.doom(cell));
                 }
                 None => return Ok(()),
             }
@@ -188,7 +231,7 @@ fn handle(cells: &mut Cells, request: Request, fds: &[OwnedFd]) -> Vec<Answer> {
             cells.inspect(cell, pid).map(|posture| Answer::Inspected { id, posture })
         }
         Op::Measure { cell } => cells.measure(cell).map(|counters| Answer::Measured { id, counters }),
-        Op::Finish { cell } => cells.finish(cell).map(|counters| Answer::Finished { id, counters }),
+        Op::Finish { cell } => cells.measure(cell).map(|counters| Answer::Finished { id, counters }),
         Op::Recover { run } => match cells.tree.recover(run) {
             Ok(()) => Ok(Answer::Recovered { id }),
             Err(error) => Err(Failure { step: "recover".into(), message: error.to_string() }),
@@ -213,21 +256,30 @@ fn answer(control: BorrowedFd<'_>, answer: &Answer) -> io::Result<()> {
     send(control, &answer.encode(), SendFlags::NOSIGNAL).map(drop).map_err(io::Error::from)
 }
 
-/// Who we work for. Not on the command line, which a cell could read from its first process.
-fn receive_start(control: BorrowedFd<'_>) -> io::Result<(Owner, Mode, Ahead)> {
-    let Some((Request { op: Op::Start { run, wall, generation, ahead }, .. }, _)) = receive(control)? else {
-        return Err(io::Error::other("started by casemate, not by hand"));
+struct Start {
+    owner: Owner,
+    mode: Mode,
+    ahead: Ahead,
+    /// Never looked at: they are locked as long as this process has them.
+    locks: Vec<OwnedFd>,
+}
+
+/// Who we work for; `None` if the engine changed its mind. Not on the command line, which a cell could read from its first process.
+fn receive_start(control: BorrowedFd<'_>) -> io::Result<Option<Start>> {
+    let Some((request, locks)) = receive(control)? else { return Ok(None) };
+    let Op::Start { run, wall, generation, ahead } = request.op else {
+        return Err(io::Error::other("another request came first"));
     };
     let (mode, wall) = match wall {
         Serves::Container => (Mode::Container, "container"),
         Serves::Process => (Mode::Process, "process"),
     };
-    Ok((Owner { run, wall, generation }, mode, ahead))
+    Ok(Some(Start { owner: Owner { run, wall, generation }, mode, ahead, locks }))
 }
 
 /// The next request with its descriptors; `None` when the engine is gone.
 fn receive(control: BorrowedFd<'_>) -> io::Result<Option<(Request, Vec<OwnedFd>)>> {
-    let mut buffer = vec![0; MAX_PACKET];
+    let mut buffer = [0; MAX_REQUEST];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
     let mut control_data = RecvAncillaryBuffer::new(&mut space);
     let mut parts = [io::IoSliceMut::new(&mut buffer)];

@@ -306,13 +306,12 @@ pub(crate) fn read_text_at(dir: BorrowedFd<'_>, path: &str) -> io::Result<String
     String::from_utf8(bytes).map_err(io::Error::other)
 }
 
-/// The control socket, which the engine puts at 3. The descriptors after it hold locks: they stay open here and
-/// are closed in every child.
+/// The control socket, which the engine makes our standard input.
 pub(crate) fn inherited_control() -> io::Result<OwnedFd> {
     // SAFETY: F_GETFD only reads the number; it fails if the descriptor is not open.
-    check(unsafe { libc::fcntl(3, libc::F_GETFD) }.into())?;
+    check(unsafe { libc::fcntl(0, libc::F_GETFD) }.into())?;
     // SAFETY: it is open (checked just now) and nothing else in this new process owns it.
-    Ok(unsafe { OwnedFd::from_raw_fd(3) })
+    Ok(unsafe { OwnedFd::from_raw_fd(0) })
 }
 
 /// Empties the descriptor of [`child_events`].

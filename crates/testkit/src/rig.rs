@@ -80,7 +80,7 @@ impl Rig {
         let traces = Traces::of(&run);
         assert!(traces.is_clear(), "left behind after shutdown: {traces:?}");
         let runs: Vec<_> = std::fs::read_dir(home.path().join("runs")).expect("runs").flatten().collect();
-        assert!(runs.iter().all(|entry| entry.file_name() == "lock"), "the run directory stays: {runs:?}");
+        assert!(runs.iter().all(|entry| entry.file_name() == "lock"), "the run stays registered: {runs:?}");
     }
 }
 

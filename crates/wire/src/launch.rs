@@ -7,8 +7,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::Malformed;
 
-/// Largest packet in either direction.
-pub const MAX_PACKET: usize = 64 * 1024;
+/// Largest answer. A posture lists the mounts of a cell.
+pub const MAX_ANSWER: usize = 64 * 1024;
+/// Largest request: a handful of numbers.
+pub const MAX_REQUEST: usize = 1024;
 
 /// A cell of this launcher: the id of the request that launched it. Never reused.
 pub type CellId = u32;
@@ -203,14 +205,13 @@ pub struct Cgroups {
     pub missing: Option<String>,
 }
 
-/// Cumulative and current figures of one cell, read from outside. `None`: not measurable here.
+/// Figures of one cell, read from outside: totals, and the highest values that the kernel remembers or that were there
+/// just now. `None`: not measurable here.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Counters {
     pub cpu_micros: Option<u64>,
-    pub memory_bytes: Option<u64>,
     pub memory_peak_bytes: Option<u64>,
     pub oom_kills: Option<u64>,
-    pub pids: Option<u64>,
     pub pids_peak: Option<u64>,
     /// Times that a fork failed at the limit.
     pub pids_denied: Option<u64>,

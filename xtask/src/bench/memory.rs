@@ -1,5 +1,6 @@
 //! What a live cell takes, as the kernel counts it.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -25,9 +26,11 @@ pub(super) fn report(engine: &mut Driver, stage: &Stage, count: usize) -> Result
 fn measure(engine: u32, home: &Path, count: usize) -> Result {
     let run = only_run(home).ok_or("the engine has registered no run")?;
     let mut groups = Vec::new();
-    find_groups(Path::new("/sys/fs/cgroup"), &run, &mut groups);
-    // Several hierarchies may hold the same cells: any one of them names the processes.
-    let cells = groups.iter().map(|group| live_cells(group)).max_by_key(Vec::len).unwrap_or_default();
+    find_groups(Path::new("/sys/fs/cgroup"), &format!("casemate-{run}."), &mut groups);
+    // Each hierarchy holds the same cells under the same names: any one of them names the processes.
+    let cells: BTreeMap<String, Vec<u32>> =
+        groups.iter().map(|group| (name(group), processes(group))).collect();
+    let cells: Vec<Vec<u32>> = cells.into_values().filter(|processes| !processes.is_empty()).collect();
     if cells.len() != count {
         return Err(format!("{} of {count} cells were found in the cgroups of run {run}", cells.len()));
     }
@@ -35,7 +38,7 @@ fn measure(engine: u32, home: &Path, count: usize) -> Result {
     println!("\nmemory of one of {count} live cells (resident, proportional)");
     print("guest", sum(&guests).per(count));
     print("payload: static, waiting", sum(&payloads).per(count));
-    let charged: Vec<u64> = groups.iter().flat_map(|group| charges(group)).collect();
+    let charged: Vec<u64> = groups.iter().filter_map(|group| charge(group)).collect();
     if !charged.is_empty() {
         println!("  {:<42} {:>9}", "charged to its cgroup", kib(charged.iter().sum::<u64>() / count as u64));
     }
@@ -53,40 +56,30 @@ fn kib(bytes: u64) -> String {
 }
 
 fn only_run(home: &Path) -> Option<String> {
-    directories(&home.join("runs")).first().map(|path| name(path))
+    let names = fs::read_dir(home.join("runs")).ok()?.flatten().map(|entry| entry.file_name());
+    names.filter_map(|name| name.into_string().ok()).find(|name| name != "lock")
 }
 
-/// The groups of this run: in every hierarchy, directories of `casemate` whose names begin with the run's.
-fn find_groups(dir: &Path, run: &str, found: &mut Vec<PathBuf>) {
+/// The groups whose names begin with `prefix`, in every hierarchy.
+fn find_groups(dir: &Path, prefix: &str, found: &mut Vec<PathBuf>) {
     for path in directories(dir) {
-        match name(&path).as_str() {
-            "casemate" => {
-                found.extend(directories(&path).into_iter().filter(|group| name(group).starts_with(run)))
-            }
-            _ => find_groups(&path, run, found),
+        match name(&path).starts_with(prefix) {
+            true => found.push(path),
+            false => find_groups(&path, prefix, found),
         }
     }
 }
 
-/// The processes of each cell that has any.
-fn live_cells(group: &Path) -> Vec<Vec<u32>> {
-    let processes = |cell: PathBuf| -> Vec<u32> {
-        let text = fs::read_to_string(cell.join("cgroup.procs")).unwrap_or_default();
-        text.lines().filter_map(|line| line.parse().ok()).collect()
-    };
-    directories(group).into_iter().map(processes).filter(|processes| !processes.is_empty()).collect()
+fn processes(group: &Path) -> Vec<u32> {
+    let text = fs::read_to_string(group.join("cgroup.procs")).unwrap_or_default();
+    text.lines().filter_map(|line| line.parse().ok()).collect()
 }
 
-/// Bytes charged to each live cell; none where this hierarchy does not count memory.
-fn charges(group: &Path) -> Vec<u64> {
-    let number = |cell: &PathBuf, file: &str| fs::read_to_string(cell.join(file)).ok()?.trim().parse().ok();
-    let occupied = |cell: &PathBuf| {
-        fs::read_to_string(cell.join("cgroup.procs")).is_ok_and(|processes| !processes.is_empty())
-    };
-    let cells = directories(group).into_iter().filter(occupied);
-    cells
-        .filter_map(|cell| number(&cell, "memory.current").or_else(|| number(&cell, "memory.usage_in_bytes")))
-        .collect()
+/// Bytes charged to a live cell, if this hierarchy counts memory.
+fn charge(group: &Path) -> Option<u64> {
+    let number = |file: &str| fs::read_to_string(group.join(file)).ok()?.trim().parse().ok();
+    let charged = number("memory.current").or_else(|| number("memory.usage_in_bytes"))?;
+    (!processes(group).is_empty()).then_some(charged)
 }
 
 /// Whether this is the first process of a PID namespace below ours.

@@ -65,7 +65,10 @@ pub(super) fn write_value(out: &mut Vec<u8>, value: &Value, depth: usize) -> Res
         Value::Object(members) => {
             // The map's own order depends on a serde_json feature that any crate in the build may turn on.
             let mut members: Vec<_> = members.iter().collect();
-            members.sort_by(|(a, _), (b, _)| compare_keys(a, b));
+            let sorted = members.is_sorted_by(|(a, _), (b, _)| compare_keys(a, b).is_lt());
+            if !sorted {
+                members.sort_by(|(a, _), (b, _)| compare_keys(a, b));
+            }
             out.push(b'{');
             for (i, (key, member)) in members.into_iter().enumerate() {
                 if i > 0 {

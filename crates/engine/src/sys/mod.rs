@@ -4,7 +4,7 @@
 use std::fs::File;
 use std::io::{self, IoSlice, Write};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
 
@@ -28,35 +28,13 @@ pub(crate) fn sealed_program(name: &str, bytes: &[u8]) -> io::Result<OwnedFd> {
     Ok(fd)
 }
 
-/// Starts `program` with `passed` as its descriptors 3, 4, …, no environment, and a session of its own, so that Ctrl-C
-/// at a terminal reaches only us.
-pub(crate) fn spawn(program: &OwnedFd, passed: &[BorrowedFd<'_>]) -> io::Result<Child> {
-    // Out of the way of the numbers that the child will use.
-    let program = duplicate_above(program.as_fd(), 64)?;
-    let passed = passed.iter().map(|fd| duplicate_above(*fd, 64)).collect::<io::Result<Vec<_>>>()?;
-    let numbers: Vec<RawFd> = passed.iter().map(AsRawFd::as_raw_fd).collect();
+/// Starts `program` with `control` as its standard input, no environment, and a process group of its own, so that
+/// Ctrl-C at a terminal reaches only us. Nothing here needs code between fork and exec, so `std` can spare itself
+/// the copy of our address space.
+pub(crate) fn spawn(program: &OwnedFd, control: OwnedFd) -> io::Result<Child> {
     let mut command = Command::new(format!("/proc/self/fd/{}", program.as_raw_fd()));
-    command.arg0("casemate-launcher").env_clear().stdin(Stdio::null()).stdout(Stdio::null());
-    // SAFETY: between fork and exec only setsid and dup2 are called, both async-signal-safe; the numbers stay open
-    // in the parent until after spawn.
-    unsafe {
-        command.pre_exec(move || {
-            if libc::setsid() < 0 {
-                return Err(io::Error::last_os_error());
-            }
-            for (target, &source) in (3..).zip(&numbers) {
-                if libc::dup2(source, target) < 0 {
-                    return Err(io::Error::last_os_error());
-                }
-            }
-            Ok(())
-        });
-    }
-    command.spawn()
-}
-
-fn duplicate_above(fd: BorrowedFd<'_>, minimum: RawFd) -> io::Result<OwnedFd> {
-    Ok(rustix::io::fcntl_dupfd_cloexec(fd, minimum)?)
+    command.arg0("casemate-launcher").env_clear().process_group(0);
+    command.stdin(control).stdout(Stdio::null()).spawn()
 }
 
 /// A pair of sockets that keep the boundaries of packets.

@@ -1,7 +1,9 @@
 //! `cargo xtask bench`: how fast Casemate is, as ratios within one run.
 //!
 //! Machines differ and are noisy, so nothing is compared across runs: each round starts every candidate once, one after
-//! the other, and what counts is how many times longer than its yardstick one takes at the median.
+//! the other, and what counts is how many times longer than its yardstick one takes at the median. The order is another
+//! one in each round: the kernel clears away namespaces, mounts and cgroups after the process that had them is gone, and
+//! whoever comes next pays for it.
 
 mod candidates;
 mod driver;
@@ -46,8 +48,10 @@ pub(crate) fn run(rounds: usize) -> Result {
     let mut parts = Named::default();
 
     heading(&format!("{rounds} rounds, with the machine's load at {} before", load()));
+    let mut order = Order::new(candidates.len());
     for round in 0..WARM_UP + rounds.max(1) {
-        for candidate in &mut candidates {
+        for &index in order.shuffled() {
+            let candidate = &mut candidates[index];
             let took = match &mut candidate.command {
                 Some(command) => candidates::time(command)?,
                 None => engine.run(if round < WARM_UP { None } else { Some(&mut parts) })?,
@@ -62,6 +66,28 @@ pub(crate) fn run(rounds: usize) -> Result {
     memory::report(&mut engine, &stage, HELD)?;
     throughput(&mut engine)?;
     engine.stop()
+}
+
+/// Who comes when. The same in every run of the bench.
+struct Order {
+    indices: Vec<usize>,
+    state: u64,
+}
+
+impl Order {
+    fn new(count: usize) -> Order {
+        Order { indices: (0..count).collect(), state: 1 }
+    }
+
+    /// Fisher and Yates, with a linear congruential generator: nobody plays against this.
+    fn shuffled(&mut self) -> &[usize] {
+        for last in (1..self.indices.len()).rev() {
+            self.state = self.state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            let other = (self.state >> 33) as usize % (last + 1);
+            self.indices.swap(last, other);
+        }
+        &self.indices
+    }
 }
 
 /// The kernel's averages over one, five and fifteen minutes: on a busy machine, whatever hands over between processes

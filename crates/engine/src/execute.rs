@@ -25,7 +25,7 @@ use crate::launcher::{Keeper, Launcher, LauncherError, Waiting};
 use crate::program::Programs;
 use crate::record::Record;
 use crate::recorder::{Receipt, Store, StoreError};
-use crate::run::{self, PostureCheck, Ran, Trouble};
+use crate::run::{self, Ran, Trouble};
 use crate::wall::Wall;
 use crate::walls::container::Container;
 use crate::walls::process::Process;
@@ -59,7 +59,6 @@ pub struct Engine {
     container: Container,
     process: Process,
     programs: Programs,
-    check: PostureCheck,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -146,7 +145,6 @@ impl Engine {
                 policy::Durability::Each => crate::recorder::Durability::Each,
             },
         };
-        let check = agents.posture_check();
         let dir = home;
         // It takes a while to start, and needs nothing of ours before it is told what to do.
         let waiting = Waiting::spawn(&agents).map_err(LauncherError::Start)?;
@@ -179,7 +177,6 @@ impl Engine {
             },
             programs: Programs::new(&dir),
             home,
-            check,
         })
     }
 
@@ -247,7 +244,7 @@ impl Engine {
             let program = self.programs.identify(&plan, image.as_ref());
             record.planned(&request, &plan, &choice, program).map_err(not_recorded)?;
             ran.timings.mark("record");
-            run::run(cell, &plan, io, self.check, &mut ran).await
+            run::run(cell, &plan, io, &mut ran).await
         }
         .await;
         let status = match ended {

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use casemate_wire::launch::{
-    Ahead, Answer, CellId, CellSpec, Counters, Hello, MAX_ANSWER, Op, Posture, Request, RunId, Serves,
+    Ahead, Answer, CellId, CellSpec, Counters, Hello, MAX_ANSWER, Op, Request, RunId, Serves,
 };
 use tokio::io::unix::AsyncFd;
 use tokio::sync::{Notify, oneshot};
@@ -16,6 +16,7 @@ use tokio::sync::{Notify, oneshot};
 use crate::agents::Agents;
 use crate::home::{Home, IdBlock, Scratch};
 use crate::sys;
+use crate::wall::Begun;
 
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum LauncherError {
@@ -186,7 +187,7 @@ impl Launcher {
         &self.0.hello
     }
 
-    /// Asks for a cell, which has its number at once; the answer arrives when its guest runs.
+    /// Asks for a cell, which has its number at once; the answer arrives when its first payload runs.
     pub(crate) fn launch(&self, spec: CellSpec, fds: &[BorrowedFd<'_>], kept: Kept) -> Launching {
         let id = self.next_id();
         lock(&self.0.state.table).alive.insert(id, kept);
@@ -250,13 +251,7 @@ impl Launcher {
                 table.waiting.insert(id, sender);
             }
         }
-        let sent = sys::send_packet(self.0.socket.get_ref().as_fd(), &Request { id, op }.encode(), fds);
-        if sent.is_err() {
-            // The reader will notice, too, but whoever asks next must know already.
-            let mut table = lock(&self.0.state.table);
-            table.dead = true;
-            table.waiting.clear();
-        }
+        let sent = self.send(id, op, fds);
         async move {
             // The launcher answers faster than anybody can ask: a full socket means that it is stuck or dead.
             sent.map_err(|_| LauncherError::Died)?;
@@ -266,6 +261,19 @@ impl Launcher {
                 Err(_) => Err(LauncherError::Died),
             }
         }
+    }
+}
+
+impl Launcher {
+    fn send(&self, id: u32, op: Op, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
+        let sent = sys::send_packet(self.0.socket.get_ref().as_fd(), &Request { id, op }.encode(), fds);
+        if sent.is_err() {
+            // The reader will notice, too, but whoever asks next must know already.
+            let mut table = lock(&self.0.state.table);
+            table.dead = true;
+            table.waiting.clear();
+        }
+        sent
     }
 }
 
@@ -283,14 +291,13 @@ pub(crate) struct Launching {
     answer: std::pin::Pin<Box<dyn Future<Output = Result<Answer, LauncherError>> + Send>>,
 }
 
-/// The steps of a launch with the microseconds that each took.
-pub(crate) type Steps = Vec<(String, u32)>;
-
 impl Launching {
-    /// Waits until the guest runs.
-    pub(crate) async fn ready(&mut self) -> Result<Steps, LauncherError> {
+    /// Agrees that the first payload runs, and waits until it does.
+    pub(crate) async fn proceed(&mut self) -> Result<Begun, LauncherError> {
+        // If this fails, the launcher is dead, and the answer will say so.
+        let _ = self.cell.launcher.send(0, Op::Proceed { cell: self.cell.id }, &[]);
         match (&mut self.answer).await? {
-            Answer::Launched { steps, .. } => Ok(steps),
+            Answer::Running { steps, posture, .. } => Ok(Begun { steps, posture }),
             other => Err(unexpected(other)),
         }
     }
@@ -305,13 +312,6 @@ pub(crate) struct LiveCell {
 }
 
 impl LiveCell {
-    pub(crate) async fn inspect(&self, pid: u32) -> Result<Posture, LauncherError> {
-        match self.launcher.ask(Op::Inspect { cell: self.id, pid }, &[]).await? {
-            Answer::Inspected { posture, .. } => Ok(posture),
-            other => Err(unexpected(other)),
-        }
-    }
-
     pub(crate) async fn measure(&self) -> Result<Counters, LauncherError> {
         match self.launcher.ask(Op::Measure { cell: self.id }, &[]).await? {
             Answer::Measured { counters, .. } => Ok(counters),
@@ -370,8 +370,7 @@ async fn read_answers(socket: Arc<AsyncFd<OwnedFd>>, state: Arc<State>) {
                 clear(kept, *cell, state.clone());
                 continue;
             }
-            Answer::Launched { id, .. }
-            | Answer::Inspected { id, .. }
+            Answer::Running { id, .. }
             | Answer::Measured { id, .. }
             | Answer::Finished { id, .. }
             | Answer::Recovered { id }

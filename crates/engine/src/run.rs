@@ -1,4 +1,4 @@
-//! One execution in one cell: put files, hold, look at it, let go, listen, measure, get files, destroy.
+//! One execution in one cell: put files, let it go, listen, measure, get files, destroy.
 
 use std::time::{Duration, Instant};
 
@@ -15,7 +15,7 @@ use crate::evidence;
 use crate::guest::{Channel, ChannelError, Event};
 use crate::io::{Chunk, Io};
 use crate::transfer;
-use crate::wall::{Cell, Places, WallError};
+use crate::wall::{Begun, Cell, Places, WallError};
 use crate::watch::{Watch, cancelled};
 
 /// How long a cell may take from the request to a held payload. A launch takes milliseconds.
@@ -94,28 +94,14 @@ impl From<ChannelError> for Trouble {
     }
 }
 
-/// Whether postures are held against what they must show.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum PostureCheck {
-    Enforced,
-    /// Only for agents that are weakened on purpose (negative controls).
-    Recorded,
-}
-
 /// Runs `plan` in `cell`. Whatever happens, the cell is destroyed.
-pub(crate) async fn run(
-    mut cell: Cell,
-    plan: &Plan,
-    mut io: Io,
-    check: PostureCheck,
-    ran: &mut Ran,
-) -> Result<Status, Trouble> {
+pub(crate) async fn run(mut cell: Cell, plan: &Plan, mut io: Io, ran: &mut Ran) -> Result<Status, Trouble> {
     ran.config = Some(cell.config.clone());
-    let begun = begin(&mut cell, plan, &mut io, check, ran).await;
+    let begun = begin(&mut cell, plan, &mut io, ran).await;
     let ended = match begun {
-        Ok(()) => {
+        Ok(early) => {
             let mut watch = Watch::new(plan, &mut io, ran);
-            let ended = watch.follow(&mut cell).await;
+            let ended = watch.follow(&mut cell, early).await;
             watch.close(&mut cell, ended).await
         }
         Err(trouble) => {
@@ -131,14 +117,8 @@ pub(crate) async fn run(
     ended
 }
 
-/// Up to the point where the payload executes its first instruction.
-async fn begin(
-    cell: &mut Cell,
-    plan: &Plan,
-    io: &mut Io,
-    check: PostureCheck,
-    ran: &mut Ran,
-) -> Result<(), Trouble> {
+/// Up to the point where the payload runs. Returns what it had to say meanwhile.
+async fn begin(cell: &mut Cell, plan: &Plan, io: &mut Io, ran: &mut Ran) -> Result<Vec<Event>, Trouble> {
     cell.channel.tell(&ToGuest::Configure(cell.config.clone()));
     // Out of the block, or it would share `io` across an await, and executions could not move between threads.
     let (inputs, stdin) = (std::mem::take(&mut io.inputs), io.stdin.is_some());
@@ -149,53 +129,68 @@ async fn begin(
             ran.timings.mark("files in");
         }
         cell.channel.tell(&ToGuest::Exec(exec(plan, &cell.places, stdin)));
-        held(&mut cell.channel).await
+        cell.channel.flush().map_err(ChannelError::from)?;
+        let_go(cell).await
     };
     let mut cancel = io.cancel.clone();
     let prepared = tokio::select! {
         prepared = timeout(SETUP_LIMIT, prepare) => prepared,
         () = cancelled(&mut cancel) => return Err(Trouble::Cancelled),
     };
-    let pid = match prepared {
-        Ok(Ok(pid)) => pid,
-        Ok(Err(trouble)) => return Err(explain_start(cell, trouble).await),
+    let (begun, early) = match prepared {
+        Ok(prepared) => prepared?,
         Err(_) => return Err(Trouble::Failed(format!("the cell was not ready within {SETUP_LIMIT:?}"))),
     };
-    ran.steps = cell.control.ready().await?;
     ran.timings.mark("launch");
-    let posture = cell.control.inspect(pid).await?;
-    if check == PostureCheck::Enforced
-        && let Some(violation) = cell.expected.violation(&posture)
-    {
-        return Err(Trouble::Failed(format!("the cell is not what was asked for: {violation}")));
-    }
-    ran.timings.mark("observe");
-    cell.channel.tell(&ToGuest::Proceed { exec: EXEC });
-    cell.channel.flush().map_err(ChannelError::from)?;
+    ran.steps = begun.steps;
     // Written down while the payload runs.
-    ran.observed = Some(evidence::posture(&posture));
-    Ok(())
+    ran.observed = Some(evidence::posture(&begun.posture));
+    Ok(early)
 }
 
-/// A channel that closes during setup says nothing; the launcher knows which step failed.
-async fn explain_start(cell: &mut Cell, trouble: Trouble) -> Trouble {
-    match timeout(Duration::from_secs(5), cell.control.ready()).await {
-        Ok(Err(error)) => error.into(),
-        _ => trouble,
-    }
-}
-
-/// Waits for the payload to be confined. Its number is the guest's.
-async fn held(channel: &mut Channel) -> Result<u32, Trouble> {
+/// Waits until the payload runs, or somebody says why it does not. What a quick one sends before is kept.
+async fn let_go(cell: &mut Cell) -> Result<(Begun, Vec<Event>), Trouble> {
+    let Cell { channel, control, .. } = cell;
+    let mut running = control.proceed();
+    let mut early = Vec::new();
     loop {
-        match channel.next().await? {
-            Event::Message(ToHost::Hello { version }) if version == casemate_wire::PROTOCOL_VERSION => {}
-            Event::Message(ToHost::Held { exec: EXEC, pid }) => return Ok(pid),
-            Event::Message(ToHost::ExecFailed { step, errno, .. }) => return Err(exec_failed(&step, errno)),
-            Event::Closed => return Err(Trouble::Failed("the guest ended before the payload began".into())),
-            _ => return Err(ChannelError::Order("unexpected frame before the payload began").into()),
+        tokio::select! {
+            biased;
+            begun = &mut running => match begun {
+                Ok(begun) => return Ok((begun, early)),
+                Err(error) => return Err(told_by_guest(channel).await.unwrap_or_else(|| error.into())),
+            },
+            event = channel.next() => match event? {
+                Event::Message(ToHost::Hello { version }) if version == casemate_wire::PROTOCOL_VERSION => {}
+                Event::Message(ToHost::ExecFailed { step, errno, .. }) => return Err(exec_failed(&step, errno)),
+                // A channel that closes says nothing; the launcher knows which step failed.
+                Event::Closed => return match timeout(LAST_EXPLANATION, &mut running).await {
+                    Ok(Err(error)) => Err(error.into()),
+                    _ => Err(Trouble::Failed("the guest ended before the payload began".into())),
+                },
+                event => early.push(event),
+            },
         }
     }
+}
+
+/// How long a guest or launcher may take to say why nothing runs.
+const LAST_EXPLANATION: Duration = Duration::from_secs(5);
+
+/// Why the payload did not begin, if the guest knows.
+async fn told_by_guest(channel: &mut Channel) -> Option<Trouble> {
+    let listen = async {
+        loop {
+            match channel.next().await {
+                Ok(Event::Message(ToHost::ExecFailed { step, errno, .. })) => {
+                    return Some(exec_failed(&step, errno));
+                }
+                Ok(Event::Closed) | Err(_) => return None,
+                Ok(_) => {}
+            }
+        }
+    };
+    timeout(LAST_EXPLANATION, listen).await.ok().flatten()
 }
 
 /// What the guest could not start, in the caller's terms.

@@ -87,8 +87,13 @@ impl<'a> Watch<'a> {
         (!self.plan.unbounded().contains(&kind)).then_some(bound.value)
     }
 
-    /// Until the payload ends or has to be ended.
-    pub(crate) async fn follow(&mut self, cell: &mut Cell) -> Result<Ended, Trouble> {
+    /// Until the payload ends or has to be ended. `early` is what it has sent already.
+    pub(crate) async fn follow(&mut self, cell: &mut Cell, early: Vec<Event>) -> Result<Ended, Trouble> {
+        for event in early {
+            if let Some(ended) = self.handle(event)? {
+                return Ok(ended);
+            }
+        }
         let wall_time = Duration::from_millis(self.limit(LimitKind::WallTime).unwrap_or(u64::MAX / 2));
         let deadline =
             tokio::time::Instant::from_std(self.started) + wall_time.min(Duration::from_secs(1 << 30));

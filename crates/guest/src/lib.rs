@@ -40,13 +40,27 @@ struct Guest {
     processes: Vec<Process>,
     puts: Vec<Put>,
     gets: Vec<Get>,
+    gate: Option<Gate>,
     /// For output on its way from a pipe to the channel.
     buffer: Vec<u8>,
 }
 
+/// What the first payload waits at. Whoever built the cell looks at it from outside and lets it go: that spares a few
+/// turns between the processes involved. Later ones are held by the guest, for the engine.
+#[derive(Debug)]
+pub struct Gate {
+    /// Gets [`HELD`] and is closed when the payload is confined; closed without it if that failed.
+    pub held: OwnedFd,
+    /// One byte in here lets the payload go.
+    pub release: OwnedFd,
+}
+
+/// A payload is confined and waits.
+pub const HELD: u8 = b'h';
+
 /// Serves the engine at descriptor 3 until it is gone, then ends this process.
-pub fn run() -> ! {
-    let code = match Guest::start().and_then(Guest::run) {
+pub fn run(gate: Option<Gate>) -> ! {
+    let code = match Guest::start(gate).and_then(Guest::run) {
         Ok(()) => 0,
         Err(_) => 1,
     };
@@ -60,7 +74,7 @@ enum Source {
 }
 
 impl Guest {
-    fn start() -> io::Result<Guest> {
+    fn start(gate: Option<Gate>) -> io::Result<Guest> {
         // Nothing in the cell may look into this process, even where it has the same uid.
         sys::prctl(libc::PR_SET_DUMPABLE, 0)?;
         // Where there is no PID namespace, orphans must still end up here.
@@ -75,6 +89,7 @@ impl Guest {
             processes: Vec::new(),
             puts: Vec::new(),
             gets: Vec::new(),
+            gate,
             buffer: Vec::with_capacity(MAX_PAYLOAD),
         })
     }
@@ -188,7 +203,7 @@ impl Guest {
                     self.channel.tell(&failed("too many processes", libc::EAGAIN));
                     return Ok(());
                 }
-                match Process::spawn(&exec, confinement) {
+                match Process::spawn(&exec, confinement, self.gate.take()) {
                     Ok(process) => self.processes.push(process),
                     Err(step) => {
                         let errno = step.error.raw_os_error().unwrap_or(libc::EIO);

@@ -3,5 +3,5 @@
 fn main() {
     #[cfg(feature = "weaken")]
     casemate_guest::weaken::load();
-    casemate_guest::run()
+    casemate_guest::run(None)
 }

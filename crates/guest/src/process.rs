@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! spawn ──> Preparing ──(confined)──> Held ──proceed──> Running ──(reaped)──> draining ──> reported
+//!               ├──(confined, at a gate: let go from outside)──> Running
 //!               └──(a step failed)──> reported as failed
 //! ```
 
@@ -20,6 +21,7 @@ use rustix::pipe::{PipeFlags, pipe_with};
 use crate::channel::Channel;
 use crate::confine::{Confinement, Step, step};
 use crate::sys;
+use crate::{Gate, HELD};
 
 pub(crate) struct Process {
     pub(crate) id: u32,
@@ -34,10 +36,10 @@ pub(crate) struct Process {
 }
 
 enum Phase {
-    /// `report` says when the process is confined, or which step failed; `hold` lets it go.
+    /// `report` says when the process is confined, or which step failed; `hold` lets it go. At a gate, there is none.
     Preparing {
         report: OwnedFd,
-        hold: OwnedFd,
+        hold: Option<OwnedFd>,
         held: bool,
     },
     Running,
@@ -68,16 +70,18 @@ pub(crate) enum Wake {
     Output(usize),
 }
 
-const HELD: u8 = b'h';
-
 impl Process {
-    /// Forks a process and confines it; it waits for [`Process::proceed`] before it executes anything.
-    pub(crate) fn spawn(exec: &Exec, confinement: &Confinement) -> Result<Process, Step> {
+    /// Forks a process and confines it; before it executes anything it waits at the gate, or else for
+    /// [`Process::proceed`].
+    pub(crate) fn spawn(exec: &Exec, confinement: &Confinement, gate: Option<Gate>) -> Result<Process, Step> {
         let pipes = || pipe_with(PipeFlags::CLOEXEC).map_err(io::Error::from).map_err(step("pipe"));
         let (out_read, out_write) = pipes()?;
         let (err_read, err_write) = pipes()?;
         let (report_read, report_write) = pipes()?;
-        let (hold_read, hold_write) = pipes()?;
+        let (gate, hold_read, hold_write) = match gate {
+            Some(Gate { held, release }) => (Some(held), release, None),
+            None => pipes().map(|(read, write)| (None, read, Some(write)))?,
+        };
         let (in_read, in_write) = match exec.stdin {
             Some(_) => pipes().map(|(read, write)| (read, Some(write)))?,
             None => {
@@ -88,7 +92,8 @@ impl Process {
         let Some(pid) = sys::fork().map_err(step("fork"))? else {
             let stdio = [in_read.as_fd(), out_write.as_fd(), err_write.as_fd()];
             let mut report = report_write.as_fd();
-            let failed = child(exec, confinement, stdio, &mut report, hold_read.as_fd());
+            let hold = Hold { tell: gate.as_ref().map_or(report, AsFd::as_fd), wait: hold_read.as_fd() };
+            let failed = child(exec, confinement, stdio, &mut report, hold);
             let errno = failed.error.raw_os_error().unwrap_or(libc::EIO);
             let mut words = errno.to_le_bytes().to_vec();
             words.extend(failed.name.as_bytes());
@@ -130,7 +135,7 @@ impl Process {
     }
 
     pub(crate) fn proceed(&mut self) {
-        if let Phase::Preparing { hold, held: true, .. } = &self.phase {
+        if let Phase::Preparing { hold: Some(hold), held: true, .. } = &self.phase {
             let _ = rustix::io::write(hold, &[1]);
         }
     }
@@ -333,13 +338,19 @@ impl Output {
     }
 }
 
+/// Where a payload says that it is confined, and where it waits then.
+struct Hold<'a> {
+    tell: BorrowedFd<'a>,
+    wait: BorrowedFd<'a>,
+}
+
 /// The child's side. Returns only with the step that failed; `report` is then where it can be told.
 fn child(
     exec: &Exec,
     confinement: &Confinement,
     stdio: [BorrowedFd<'_>; 3],
     report: &mut BorrowedFd<'_>,
-    hold: BorrowedFd<'_>,
+    hold: Hold<'_>,
 ) -> Step {
     let prepared = (|| {
         sys::default_signals().map_err(step("signals"))?;
@@ -348,7 +359,8 @@ fn child(
             sys::move_fd(fd, target).map_err(step("standard streams"))?;
         }
         // Nothing of the guest stays open here, least of all its channel.
-        let [moved, hold] = sys::only_these([*report, hold]).map_err(step("close descriptors"))?;
+        let [moved, tell, wait] =
+            sys::only_these([*report, hold.tell, hold.wait]).map_err(step("close descriptors"))?;
         *report = moved;
         #[cfg(feature = "weaken")]
         crate::weaken::leave_a_descriptor().map_err(step("close descriptors"))?;
@@ -358,8 +370,9 @@ fn child(
         // As the payload: it must be allowed to be there.
         rustix::process::chdir(&*exec.cwd)
             .map_err(|e| Step { name: "working directory", error: e.into() })?;
-        rustix::io::write(moved, &[HELD]).map_err(|e| Step { name: "report", error: e.into() })?;
-        match rustix::io::read(hold, &mut [0; 1]) {
+        rustix::io::write(tell, &[HELD]).map_err(|e| Step { name: "report", error: e.into() })?;
+        sys::close_early(tell);
+        match rustix::io::read(wait, &mut [0; 1]) {
             Ok(1) => Ok(strings),
             _ => Err(Step { name: "hold", error: io::Error::from_raw_os_error(libc::ECANCELED) }),
         }

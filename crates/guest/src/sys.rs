@@ -156,21 +156,28 @@ pub(crate) fn move_fd(source: BorrowedFd<'_>, target: RawFd) -> io::Result<()> {
     check(unsafe { libc::dup3(source.as_raw_fd(), target, 0) }.into()).map(drop)
 }
 
-/// Closes everything beyond the standard streams but these, which move to 3 and 4 and close at exec.
-///
-/// They are above 4 before: the guest's channel and child events, opened first, have those numbers.
-pub(crate) fn only_these(kept: [BorrowedFd<'_>; 2]) -> io::Result<[BorrowedFd<'static>; 2]> {
-    for (target, fd) in (3..).zip(kept) {
-        if fd.as_raw_fd() <= 4 {
-            return Err(io::Error::from_raw_os_error(libc::EBADF));
-        }
-        // SAFETY: this forked child gives up the channel and the child events, whose numbers these are.
-        check(unsafe { libc::dup3(fd.as_raw_fd(), target, libc::O_CLOEXEC) }.into())?;
+/// Closes everything beyond the standard streams but these, which move to 3, 4 and 5 and close at exec.
+pub(crate) fn only_these(kept: [BorrowedFd<'_>; 3]) -> io::Result<[BorrowedFd<'static>; 3]> {
+    // First out of the way of each other, and of what the guest has at these numbers.
+    let mut aside = [0; 3];
+    for (aside, fd) in aside.iter_mut().zip(kept) {
+        // SAFETY: takes integers; the number that it returns is used by nothing else.
+        *aside = check(unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_DUPFD_CLOEXEC, 6) }.into())? as RawFd;
     }
-    // SAFETY: nothing that this child still uses is above 4.
-    check(unsafe { libc::syscall(libc::SYS_close_range, 5, u32::MAX, 0) })?;
-    // SAFETY: both were opened just now and stay open until exec or exit.
-    Ok(unsafe { [BorrowedFd::borrow_raw(3), BorrowedFd::borrow_raw(4)] })
+    for (target, aside) in (3..).zip(aside) {
+        // SAFETY: this forked child gives up everything of the guest's, which is what has these numbers.
+        check(unsafe { libc::dup3(aside, target, libc::O_CLOEXEC) }.into())?;
+    }
+    // SAFETY: nothing that this child still uses is above 5.
+    check(unsafe { libc::syscall(libc::SYS_close_range, 6, u32::MAX, 0) })?;
+    // SAFETY: all were opened just now and stay open until exec or exit, but for `close_early`.
+    Ok(unsafe { [BorrowedFd::borrow_raw(3), BorrowedFd::borrow_raw(4), BorrowedFd::borrow_raw(5)] })
+}
+
+/// Closes a descriptor of [`only_these`] that is not used any more.
+pub(crate) fn close_early(fd: BorrowedFd<'_>) {
+    // SAFETY: whoever calls this does not use it again.
+    unsafe { libc::close(fd.as_raw_fd()) };
 }
 
 pub(crate) fn exec(program: &CString, argv: &[CString], env: &[CString]) -> io::Error {

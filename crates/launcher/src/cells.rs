@@ -1,8 +1,8 @@
 //! The life of a cell, seen from the launcher.
 //!
 //! ```text
-//! launch ──> Starting ────(guest runs)────> Running ──finish──> Dying ──(reaped, groups removed)──> gone
-//!               └────────(a step failed)──────────────────────────^
+//! launch ──> Starting ──(payload waits)──> Held ──proceed──> Running ──finish──> Dying ──(reaped, groups removed)──> gone
+//!               └───(a step failed)──────────┴──(not what was asked for)────────────^
 //! ```
 //! A cell that dies by itself stays until the engine finishes it, so that its counters can still be read.
 
@@ -10,8 +10,10 @@ use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::Instant;
 
 use casemate_filter::{Ids, Network, Program, Ptrace};
+use casemate_guest::HELD;
 use casemate_wire::launch::{
     Answer, CellId, CellSpec, Counters, ID_BLOCK_SIZE, ID_BLOCKS, Image, Posture, Wall, block_start,
 };
@@ -23,6 +25,7 @@ use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::process::{getegid, geteuid};
 
 use crate::cgroup::{Group, Tree};
+use crate::expected::Expected;
 use crate::image::Images;
 use crate::inspect::Namespaces;
 use crate::interpret::{self, Site};
@@ -70,12 +73,25 @@ struct Cell {
     group: Group,
     scratch: Option<OwnedFd>,
     wall: Wall,
+    /// The gate at which the first payload waits.
+    release: File,
+    /// The engine has said that it may go.
+    may_proceed: bool,
     /// What was killed one by one, and may not have died yet.
     killed: Vec<i32>,
 }
 
 enum State {
-    Starting { report: File, received: Vec<u8>, ops: Vec<Op> },
+    /// The report says how far it came, and ends when the first payload waits.
+    Starting {
+        report: File,
+        received: Vec<u8>,
+        ops: Vec<Op>,
+    },
+    Held {
+        steps: Vec<(String, u32)>,
+        posture: Posture,
+    },
     Running,
     Dying,
 }
@@ -95,6 +111,7 @@ struct Started {
     pidfd: OwnedFd,
     go: File,
     report: File,
+    release: File,
 }
 
 /// A request that could not be carried out: the step and what the kernel said.
@@ -148,7 +165,7 @@ impl Cells {
         let started = self.start(&parts, channel);
         // From here on the network namespace is the cell's, and ours must be another one.
         self.ahead.network = false;
-        let Started { pid, pidfd, go, report } = match started {
+        let Started { pid, pidfd, go, report, release } = match started {
             Ok(started) => started,
             Err(failure) => {
                 let _ = self.tree.remove(&parts.group);
@@ -158,7 +175,18 @@ impl Cells {
         let admitted = self.admit(pid, spec, &parts).and_then(|()| go_ahead(go, &report));
         let state = State::Starting { report, received: Vec::new(), ops: parts.ops };
         let (group, scratch, wall) = (parts.group, parts.scratch, spec.wall.clone());
-        let cell = Cell { state, pid, pidfd, reaped: false, group, scratch, wall, killed: Vec::new() };
+        let cell = Cell {
+            state,
+            pid,
+            pidfd,
+            reaped: false,
+            group,
+            scratch,
+            wall,
+            release,
+            may_proceed: false,
+            killed: Vec::new(),
+        };
         self.live.insert(id, cell);
         if admitted.is_err() {
             self.doom(id);
@@ -271,11 +299,13 @@ impl Cells {
         let pipes = || pipe_with(PipeFlags::CLOEXEC).map_err(io::Error::from).map_err(Failure::at("pipe"));
         let (go_read, go_write) = pipes()?;
         let (report_read, report_write) = pipes()?;
+        let (release_read, release_write) = pipes()?;
         let group = self.tree.clone_target(&parts.group);
         match sys::clone3(parts.flags as u64, group).map_err(Failure::at("clone"))? {
             Cloned::Child => {
                 drop(go_write);
                 drop(report_read);
+                drop(release_write);
                 let site = Site {
                     image: &parts.image,
                     scratch: parts.scratch.as_ref().map(OwnedFd::as_fd),
@@ -284,11 +314,13 @@ impl Cells {
                     filter: &self.filter,
                     go: File::from(go_read),
                     report: File::from(report_write),
+                    release: File::from(release_read),
                 };
                 interpret::build(&parts.ops, site)
             }
             Cloned::Parent { pid, pidfd } => {
-                Ok(Started { pid, pidfd, go: File::from(go_write), report: File::from(report_read) })
+                let (go, report) = (File::from(go_write), File::from(report_read));
+                Ok(Started { pid, pidfd, go, report, release: File::from(release_write) })
             }
         }
     }
@@ -317,7 +349,7 @@ impl Cells {
         })
     }
 
-    /// Reads on in a report; at its end the launch is answered.
+    /// Reads on in a report. At its end the payload waits and is looked at, or the launch has failed.
     pub(crate) fn read_report(&mut self, id: CellId) -> Option<Answer> {
         let cell = self.live.get_mut(&id)?;
         let State::Starting { report, received, ops } = &mut cell.state else { return None };
@@ -331,31 +363,76 @@ impl Cells {
                 Err(_) => break,
             }
         }
-        let answer = match parse_report(received, ops) {
-            Ok(steps) => Answer::Launched { id, pid: cell.pid as u32, steps },
-            Err(failure) => Answer::Failed { id, step: failure.step, message: failure.message },
+        let report = parse_report(received, ops);
+        let began = Instant::now();
+        let looked_at = match report {
+            Report::Held(steps) => self.look_at_payload(id).map(|posture| (steps, posture)),
+            Report::Failed(failure) => Err(failure),
+            Report::NoPayload => {
+                // The guest tells the engine why, for which it has to live on.
+                self.live.get_mut(&id)?.state = State::Running;
+                let message = "it could not be confined".into();
+                return Some(Answer::Failed { id, step: "first payload".into(), message });
+            }
         };
-        let failed = matches!(answer, Answer::Failed { .. });
-        cell.state = State::Running;
-        if failed {
-            self.doom(id);
+        match looked_at {
+            Ok((mut steps, posture)) => {
+                steps.push(("look at payload".into(), began.elapsed().as_micros() as u32));
+                self.live.get_mut(&id)?.state = State::Held { steps, posture };
+                self.let_go(id)
+            }
+            Err(failure) => {
+                self.doom(id);
+                Some(Answer::Failed { id, step: failure.step, message: failure.message })
+            }
         }
-        Some(answer)
     }
 
-    pub(crate) fn inspect(&self, cell: CellId, inner: u32) -> Result<Posture, Failure> {
-        let cell = self.get(cell)?;
+    /// The engine agrees that the first payload runs.
+    pub(crate) fn proceed(&mut self, id: CellId) -> Option<Answer> {
+        self.live.get_mut(&id)?.may_proceed = true;
+        self.let_go(id)
+    }
+
+    /// Opens the gate if there is no reason left to keep it closed.
+    fn let_go(&mut self, id: CellId) -> Option<Answer> {
+        let cell = self.live.get_mut(&id)?;
+        if !cell.may_proceed || !matches!(cell.state, State::Held { .. }) {
+            return None;
+        }
+        let State::Held { steps, posture } = std::mem::replace(&mut cell.state, State::Running) else {
+            return None;
+        };
+        match cell.release.write_all(&[1]) {
+            Ok(()) => Some(Answer::Running { id, steps, posture }),
+            Err(error) => {
+                self.doom(id);
+                Some(Answer::Failed { id, step: "let go".into(), message: error.to_string() })
+            }
+        }
+    }
+
+    /// The posture of a cell's first payload, which waits at the gate. An error if it is not as it must be.
+    fn look_at_payload(&self, id: CellId) -> Result<Posture, Failure> {
+        let cell = self.get(id)?;
         let proc = self.mode.proc();
-        let (pid, status) = inspect::find(proc, cell.pid, inner).map_err(Failure::at("find payload"))?;
-        let posture = inspect::posture(proc, (pid, &status), &self.host);
-        let mut posture = posture.map_err(Failure::at("read posture"))?;
+        let (pid, status) = inspect::only_child(proc, cell.pid).map_err(Failure::at("find payload"))?;
+        let mut posture =
+            inspect::posture(proc, pid, &status, &self.host).map_err(Failure::at("read posture"))?;
         let membership =
             sys::read_text(&format!("{proc}/{pid}/cgroup")).map_err(Failure::at("read posture"))?;
         if !self.tree.holds(&cell.group, &membership) {
-            return Err(Failure::new("read posture", "the payload is not in the cell's cgroups"));
+            return Err(Failure::new("check posture", "the payload is not in the cell's cgroups"));
         }
         posture.cgroup = self.tree.observed(&cell.group);
-        Ok(posture)
+        // A launcher that leaves a layer out on purpose cannot hold it against the payload.
+        #[cfg(feature = "weaken")]
+        return Ok(posture);
+        #[cfg(not(feature = "weaken"))]
+        match Expected::of(&cell.wall, self.root).violation(&posture) {
+            Some(violation) => Err(Failure::new("check posture", violation)),
+            None => Ok(posture),
+        }
     }
 
     pub(crate) fn measure(&self, cell: CellId) -> Result<Counters, Failure> {
@@ -449,27 +526,36 @@ fn go_ahead(mut go: File, report: &File) -> Result<(), Failure> {
     go.write_all(&[1]).map_err(Failure::at("let go"))
 }
 
-/// Timings of all steps, or the step that failed.
-fn parse_report(report: &[u8], ops: &[Op]) -> Result<Vec<(String, u32)>, Failure> {
+/// What a report says once it has ended.
+enum Report {
+    /// The timings of all steps; the first payload waits at the gate.
+    Held(Vec<(String, u32)>),
+    /// The guest runs, but its first payload did not come to the gate.
+    NoPayload,
+    Failed(Failure),
+}
+
+fn parse_report(report: &[u8], ops: &[Op]) -> Report {
     let failure = |bytes: &[u8]| {
         let step = bytes.first().and_then(|&index| ops.get(usize::from(index)));
-        Failure {
+        Report::Failed(Failure {
             step: step.map_or_else(|| "setup".into(), |op| op.name()),
             message: String::from_utf8_lossy(bytes.get(1..).unwrap_or_default()).into_owned(),
-        }
+        })
     };
     match report.split_first() {
         Some((&interpret::TIMINGS, rest)) => {
             // Every operation but the last, which does not return.
             let (timings, rest) = rest.split_at(rest.len().min(4 * (ops.len() - 1)));
-            if let Some((&interpret::FAILURE, rest)) = rest.split_first() {
-                return Err(failure(rest));
-            }
             let micros = timings.chunks_exact(4).map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]]) / 1000);
-            Ok(ops.iter().map(|op| op.name()).zip(micros).collect())
+            match rest.split_first() {
+                Some((&interpret::FAILURE, rest)) => failure(rest),
+                Some((&HELD, [])) => Report::Held(ops.iter().map(|op| op.name()).zip(micros).collect()),
+                _ => Report::NoPayload,
+            }
         }
-        Some((&interpret::FAILURE, rest)) => Err(failure(rest)),
-        _ => Err(Failure::new("setup", "the child ended without a word")),
+        Some((&interpret::FAILURE, rest)) => failure(rest),
+        _ => Report::Failed(Failure::new("setup", "the child ended without a word")),
     }
 }
 

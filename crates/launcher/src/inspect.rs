@@ -32,18 +32,12 @@ fn children(task: &str) -> Vec<i32> {
     list.split_whitespace().filter_map(|word| word.parse().ok()).collect()
 }
 
-/// The process that the guest (`init`) numbers `inner`: the host's number, and what its `status` says. The guest has
-/// one thread and starts every payload itself.
-pub(crate) fn find(proc: &str, init: i32, inner: u32) -> io::Result<(i32, String)> {
-    let candidate = |pid: i32| {
-        let status = read_text(&format!("{proc}/{pid}/status")).ok()?;
-        let innermost = field(&status, "NSpid")?.split_whitespace().last()?.parse();
-        (innermost == Ok(inner)).then_some((pid, status))
-    };
-    children(&format!("{proc}/{init}/task/{init}"))
-        .into_iter()
-        .find_map(candidate)
-        .ok_or_else(|| io::Error::other(format!("the guest has no child {inner}")))
+/// The first payload, which is all that a guest (`init`) has started: its number, and what its `status` says.
+pub(crate) fn only_child(proc: &str, init: i32) -> io::Result<(i32, String)> {
+    match children(&format!("{proc}/{init}/task/{init}"))[..] {
+        [pid] => Ok((pid, read_text(&format!("{proc}/{pid}/status"))?)),
+        ref pids => Err(io::Error::other(format!("the guest has {} children", pids.len()))),
+    }
 }
 
 /// Which namespaces a process is in.
@@ -61,8 +55,8 @@ impl Namespaces {
     }
 }
 
-/// The posture of `pid`, whose `status` has been read; its cgroups are the caller's.
-pub(crate) fn posture(proc: &str, (pid, status): (i32, &str), host: &Namespaces) -> io::Result<Posture> {
+/// The posture of `pid`, whose `status` has been read. Its cgroup limits are for the caller to add.
+pub(crate) fn posture(proc: &str, pid: i32, status: &str, host: &Namespaces) -> io::Result<Posture> {
     let at = |file: &str| format!("{proc}/{pid}/{file}");
     let number = |key: &str| field(status, key).and_then(|line| line.split_whitespace().next()?.parse().ok());
     let caps = |key: &str| {

@@ -5,6 +5,7 @@ use std::io::{self, Read, Write};
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::time::Instant;
 
+use casemate_guest::Gate;
 use casemate_wire::launch::block_start;
 use rustix::fs::{CWD, Mode, OFlags};
 use rustix::mount::{
@@ -28,8 +29,10 @@ pub(crate) struct Site<'a> {
     pub(crate) filter: &'a [libc::sock_filter],
     /// Readable once the launcher has done its part; closed without a byte if it could not.
     pub(crate) go: File,
-    /// Where the outcome goes; it ends when the guest begins.
+    /// Where the outcome goes. The guest's first payload writes the end of it.
     pub(crate) report: File,
+    /// Where that payload waits.
+    pub(crate) release: File,
 }
 
 /// The first byte of each part of a report.
@@ -45,9 +48,8 @@ pub(crate) fn build(ops: &[Op], mut site: Site<'_>) -> ! {
             if site.report.write_all(&timings).is_err() {
                 break;
             }
-            // The end of the report says that the guest runs.
-            drop(site.report);
-            casemate_guest::run()
+            let gate = Gate { held: site.report.into(), release: site.release.into() };
+            casemate_guest::run(Some(gate))
         }
         if let Err(error) = perform(op, &mut site) {
             let mut report = vec![FAILURE, index as u8];
@@ -138,10 +140,11 @@ fn perform(op: Op, site: &mut Site<'_>) -> io::Result<()> {
             for fd in 0..3 {
                 sys::move_fd(null.as_raw_fd(), fd)?;
             }
-            // Neither is at the other's place: the launcher's control socket and locks were opened before them.
+            // None is at another's place: the launcher's lock, child events and more were opened before them.
             sys::move_fd(site.channel.as_raw_fd(), 3)?;
             sys::move_fd(site.report.as_raw_fd(), 4)?;
-            site.report = sys::close_from_five()?;
+            sys::move_fd(site.release.as_raw_fd(), 5)?;
+            (site.report, site.release) = sys::close_from_six()?;
             Ok(())
         }
         // Carried out by the caller.

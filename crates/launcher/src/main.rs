@@ -10,6 +10,7 @@
 
 mod cells;
 mod cgroup;
+mod expected;
 mod home;
 mod image;
 mod inspect;
@@ -41,6 +42,7 @@ const LAST_SWEEP: Duration = Duration::from_secs(10);
 /// When to build ahead: once whoever acts on our last answer has the processors to themselves. The engine was found
 /// waiting for the very processor on which the launcher made its next network namespace.
 struct Pace {
+    ahead: Ahead,
     last_launch: Option<Instant>,
     /// The launches come one after the other: the next is due before any rest would be over.
     busy: bool,
@@ -51,18 +53,18 @@ impl Pace {
     const REST: Duration = Duration::from_millis(2);
     const BREATH: Duration = Duration::from_micros(120);
 
-    fn note(&mut self, op: &Op) {
-        let now = Instant::now();
-        match op {
-            Op::Launch(_) => {
-                self.busy = self.last_launch.is_some_and(|last| now - last < 5 * Self::REST);
-                self.last_launch = Some(now);
-            }
-            // Once a payload has been looked at, it runs, and nobody waits for us.
-            Op::Inspect { .. } | Op::Finish { .. } => {
-                self.due = Some(now + if self.busy { Self::BREATH } else { Self::REST });
-            }
-            _ => {}
+    fn asked(&mut self, op: &Op) {
+        if matches!(op, Op::Launch(_)) {
+            let now = Instant::now();
+            self.busy = self.last_launch.is_some_and(|last| now - last < 5 * Self::REST);
+            self.last_launch = Some(now);
+        }
+    }
+
+    fn answered(&mut self, answer: &Answer) {
+        // Once a payload runs or has ended, nobody waits for us.
+        if self.ahead == Ahead::Every && matches!(answer, Answer::Running { .. } | Answer::Finished { .. }) {
+            self.due = Some(Instant::now() + if self.busy { Self::BREATH } else { Self::REST });
         }
     }
 
@@ -162,7 +164,7 @@ fn run_loop(
         Children,
         Report(CellId),
     }
-    let mut pace = Pace { last_launch: None, busy: false, due: None };
+    let mut pace = Pace { ahead, last_launch: None, busy: false, due: None };
     loop {
         let mut sources = vec![(control, Source::Control), (events, Source::Children)];
         sources.extend(cells.reports().map(|(cell, fd)| (fd, Source::Report(cell))));
@@ -185,20 +187,20 @@ fn run_loop(
         }
         for cell in reports {
             if let Some(message) = cells.read_report(cell) {
+                pace.answered(&message);
                 answer(control, &message)?;
             }
         }
         if asked {
             match receive(control)? {
                 Some((request, fds)) => {
-                    if ahead == Ahead::Every {
-                        pace.note(&request.op);
-                    }
+                    pace.asked(&request.op);
                     let finished = match request.op {
                         Op::Finish { cell } => Some(cell),
                         _ => None,
                     };
                     for message in handle(cells, request, &fds) {
+                        pace.answered(&message);
                         answer(control, &message)?;
                     }
                     // Whoever asked has the counters already, and waits for the end only if they want to.
@@ -227,9 +229,7 @@ fn handle(cells: &mut Cells, request: Request, fds: &[OwnedFd]) -> Vec<Answer> {
                 Err(failure) => vec![failed(failure), Answer::Gone { cell: id }],
             };
         }
-        Op::Inspect { cell, pid } => {
-            cells.inspect(cell, pid).map(|posture| Answer::Inspected { id, posture })
-        }
+        Op::Proceed { cell } => return cells.proceed(cell).into_iter().collect(),
         Op::Measure { cell } => cells.measure(cell).map(|counters| Answer::Measured { id, counters }),
         Op::Finish { cell } => cells.measure(cell).map(|counters| Answer::Finished { id, counters }),
         Op::Recover { run } => match cells.tree.recover(run) {

@@ -191,16 +191,18 @@ pub(crate) fn move_fd(source: RawFd, target: RawFd) -> io::Result<()> {
     Ok(())
 }
 
-/// Closes every descriptor from 5 on, and takes over 4, which was put there just before.
+/// Closes every descriptor from 6 on, and takes over 4 and 5, which were put there just before.
 ///
 /// For a child that never returns: whatever its copy of the launcher's memory believes to own is gone.
-pub(crate) fn close_from_five() -> io::Result<File> {
+pub(crate) fn close_from_six() -> io::Result<(File, File)> {
     // SAFETY: the caller gives up all of them; nothing of this process is dropped any more, so nothing is closed twice.
-    check(unsafe { libc::syscall(libc::SYS_close_range, 5, u32::MAX, 0) })?;
-    // SAFETY: 4 is open and owned by nothing else, see above.
-    let report = unsafe { File::from_raw_fd(4) };
-    rustix::io::fcntl_setfd(&report, rustix::io::FdFlags::CLOEXEC)?;
-    Ok(report)
+    check(unsafe { libc::syscall(libc::SYS_close_range, 6, u32::MAX, 0) })?;
+    // SAFETY: both are open and owned by nothing else, see above.
+    let (four, five) = unsafe { (File::from_raw_fd(4), File::from_raw_fd(5)) };
+    for file in [&four, &five] {
+        rustix::io::fcntl_setfd(file, rustix::io::FdFlags::CLOEXEC)?;
+    }
+    Ok((four, five))
 }
 
 /// Ends a child without running destructors or buffers that belong to the parent.

@@ -50,10 +50,12 @@ pub struct Request {
 pub enum Op {
     /// First of all, exactly once: who the launcher works for.
     Start { run: RunId, wall: Serves, generation: u32, ahead: Ahead },
-    /// Build a cell. Descriptors: the guest's end of the channel, then the image directory if `Image::Directory`.
+    /// Build a cell. Descriptors: the guest's end of the channel, then the image directory if `Image::Directory`. Answered
+    /// when its first payload runs, which takes [`Op::Proceed`] too, or when that has become impossible.
     Launch(CellSpec),
-    /// Read the posture of the payload that the guest numbers `pid`.
-    Inspect { cell: CellId, pid: u32 },
+    /// Let the first payload of a cell go, once it waits and looks as it must from outside. Not answered: the answer to the
+    /// launch tells.
+    Proceed { cell: CellId },
     /// Read counters.
     Measure { cell: CellId },
     /// Read the counters for the last time and kill the cell. [`Answer::Gone`] follows when nothing is left.
@@ -140,13 +142,10 @@ pub enum Image {
 pub enum Answer {
     /// Sent unasked, first, with id 0.
     Hello(Hello),
-    Launched {
+    /// The first payload of a cell was looked at and let go. `steps` are those of the setup, with microseconds.
+    Running {
         id: u32,
-        pid: u32,
         steps: Vec<(String, u32)>,
-    },
-    Inspected {
-        id: u32,
         posture: Posture,
     },
     Measured {

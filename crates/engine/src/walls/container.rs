@@ -13,7 +13,7 @@ use casemate_wire::launch::{self, Image};
 
 use crate::home::Home;
 use crate::launcher::{Keeper, Kept};
-use crate::wall::{Bounding, Cell, Expected, Later, Places, Wall, WallError};
+use crate::wall::{Cell, Later, Places, Wall, WallError};
 use crate::walls::native::{self, rule};
 
 /// Uid and gid of the payload inside the cell.
@@ -26,11 +26,8 @@ pub(crate) struct Container {
     pub(crate) home: Arc<Home>,
 }
 
-const EXPECTED: Expected = Expected {
-    namespaces: &["user", "mnt", "pid", "net", "ipc", "uts", "cgroup"],
-    bounding: Bounding::Empty,
-    writable: &["/work", "/tmp", "/dev/shm"],
-};
+/// Besides these, everything in a cell is read-only.
+const WRITABLE: [&str; 3] = ["/work", "/tmp", "/dev/shm"];
 
 impl Wall for Container {
     fn start<'a>(
@@ -60,9 +57,7 @@ impl Wall for Container {
             let payload_id = block.is_some().then_some(PAYLOAD_ID);
             let (channel, control) = native::launch(&launcher, spec, image, Kept { block, scratch: None })?;
             let mut landlock = vec![rule("/", Access::ReadExecute, Presence::Required)];
-            landlock.extend(
-                EXPECTED.writable.iter().map(|path| rule(*path, Access::ReadWrite, Presence::Required)),
-            );
+            landlock.extend(WRITABLE.iter().map(|path| rule(*path, Access::ReadWrite, Presence::Required)));
             // A cell's /dev has nothing but harmless devices in it.
             landlock.push(rule("/dev", Access::Device, Presence::Required));
             let config = Config {
@@ -78,7 +73,7 @@ impl Wall for Container {
                 file_roots: vec!["/work".into(), "/tmp".into()],
             };
             let places = Places { work: "/work".into(), tmp: "/tmp".into() };
-            Ok(Cell { channel, config, places, control, expected: EXPECTED })
+            Ok(Cell { channel, config, places, control })
         })
     }
 }

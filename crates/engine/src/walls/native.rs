@@ -7,12 +7,12 @@ use casemate_core::limits::LimitKind;
 use casemate_core::plan::Plan;
 use casemate_core::request::Need;
 use casemate_wire::guest::{Access, LandlockRule, Presence, Ptrace, Rlimits};
-use casemate_wire::launch::{CellSpec, Cgroups, Counters, Posture, Wall};
+use casemate_wire::launch::{CellSpec, Cgroups, Counters, Wall};
 use tokio::net::UnixStream;
 
 use crate::guest::Channel;
 use crate::launcher::{Kept, Launcher, LauncherError, Launching};
-use crate::wall::{Control, Later, WallError};
+use crate::wall::{Begun, Control, Later, WallError};
 
 /// Asks `launcher` for a cell and opens the channel to its guest.
 pub(super) fn launch(
@@ -67,11 +67,8 @@ pub(super) const DEVICES: [&str; 6] =
     ["/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom", "/dev/tty"];
 
 impl Control for Launching {
-    fn ready(&mut self) -> Later<'_, Result<Vec<(String, u32)>, WallError>> {
-        Box::pin(async { Ok(Launching::ready(self).await?) })
-    }
-    fn inspect(&mut self, pid: u32) -> Later<'_, Result<Posture, WallError>> {
-        Box::pin(async move { Ok(self.cell.inspect(pid).await?) })
+    fn proceed(&mut self) -> Later<'_, Result<Begun, WallError>> {
+        Box::pin(async { Ok(Launching::proceed(self).await?) })
     }
     fn measure(&mut self) -> Later<'_, Result<Counters, WallError>> {
         Box::pin(async { Ok(self.cell.measure().await?) })

@@ -9,11 +9,11 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use casemate_core::plan::Plan;
 use casemate_wire::PROTOCOL_VERSION;
 use casemate_wire::guest::{Access, Config, Ids, Network, Presence};
-use casemate_wire::launch::{self, Privilege};
+use casemate_wire::launch;
 
 use crate::home::Home;
 use crate::launcher::{Keeper, Kept};
-use crate::wall::{Bounding, Cell, Expected, Later, Places, Wall, WallError};
+use crate::wall::{Cell, Later, Places, Wall, WallError};
 use crate::walls::native::{self, rule};
 
 pub(crate) struct Process {
@@ -74,12 +74,7 @@ impl Wall for Process {
                 landlock,
                 file_roots: vec![places.work.clone(), places.tmp.clone()],
             };
-            let bounding = match launcher.hello().privilege {
-                Privilege::Root => Bounding::Empty,
-                Privilege::Rootless => Bounding::AsInherited,
-            };
-            let expected = Expected { namespaces: &[], bounding, writable: &[] };
-            Ok(Cell { channel, config, places, control, expected })
+            Ok(Cell { channel, config, places, control })
         })
     }
 }

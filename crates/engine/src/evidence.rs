@@ -246,7 +246,7 @@ fn filter_digest(program: casemate_filter::Program) -> String {
     use std::sync::{LazyLock, Mutex, PoisonError};
     static KNOWN: LazyLock<Mutex<HashMap<casemate_filter::Program, String>>> = LazyLock::new(Mutex::default);
     let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
-    let digest = || hex(&Sha256::digest(casemate_filter::digest_input(&casemate_filter::program(program))));
+    let digest = || hex(&Sha256::digest(casemate_filter::digest_input(casemate_filter::program(program))));
     known.entry(program).or_insert_with(digest).clone()
 }
 

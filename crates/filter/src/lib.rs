@@ -17,9 +17,14 @@
 //! flag word, and it drops the high half: a filter that looked at all 64 bits could be passed by setting one of them. But
 //! whether a pointer is null takes both: a mapping at 4 GiB has a low half of zero.
 //!
+//! **Assembled when this is compiled.** The programs are constants of the binary: to assemble them at each start took
+//! longer than to install them.
+//!
 //! Nothing here does I/O: the caller installs the program, with `no_new_privs` set.
 
+#[cfg(test)]
 mod assemble;
+mod program;
 mod syscalls;
 mod table;
 
@@ -30,57 +35,17 @@ mod interpret;
 #[cfg(test)]
 mod numbers;
 
+pub use program::{Ids, Network, Program, Ptrace};
 pub use table::{Clause, Half, Match, Rule, Verdict};
 
 use table::Arch;
 
-/// Whom a filter is for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Program {
-    /// The base filter of our PID 1. Every payload inherits it beneath its own, so it allows whatever any payload may use.
-    ///
-    /// Where both refuse a call the kernel reports the errno of the filter installed last, the payload's.
-    Guest,
-    /// What the guest installs between fork and exec.
-    Payload { network: Network, ids: Ids, ptrace: Ptrace },
-}
-
-/// Whose network, and with it whose IPC objects and processes, the payload would meet.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Network {
-    /// A cell with namespaces of its own: sockets reach only a loopback that leads nowhere.
-    Namespaced,
-    /// The `process` wall, where everything named or numbered belongs to the host. No sockets but connected pairs, no
-    /// System V or POSIX IPC, no call that changes the scheduling or the limits of another process, and no inotify, which
-    /// tells the names in directories that Landlock does not open.
-    ///
-    /// Signals are not filtered, as runtimes signal their threads by id: Landlock's signal scope has to hold those.
-    None,
-}
-
-/// Whether the payload's user owns files outside of its cell that it can name.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Ids {
-    /// No: the ids are the cell's, or the mount namespace shows nothing else that can be changed.
-    Own,
-    /// The `process` wall without root, where the payload runs as its caller. The owner of a file may change its mode,
-    /// owner, times and attributes, and Landlock does not ask about that. So these are refused by name, and remain for
-    /// descriptors: those come from opening, which Landlock does govern.
-    ///
-    /// What is left: files of the caller below what Landlock opens for reading, and looking at metadata, by name.
-    Shared,
-}
-
-/// Whether the payload may debug its own processes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Ptrace {
-    Denied,
-    Allowed,
-}
+// By `build.rs`: one constant per program, and `fn assembled(Program) -> &'static [sock_filter]`.
+include!(concat!(env!("OUT_DIR"), "/programs.rs"));
 
 /// The filter for the machine this was compiled for.
-pub fn program(program: Program) -> Vec<libc::sock_filter> {
-    assemble::assemble(Arch::NATIVE, program)
+pub fn program(program: Program) -> &'static [libc::sock_filter] {
+    assembled(program)
 }
 
 /// The bytes to hash when a receipt names the filter: eight per instruction, little-endian, in order.

@@ -145,6 +145,7 @@ impl Arch {
     pub(crate) const NATIVE: Arch = Arch::Aarch64;
 
     /// `AUDIT_ARCH_*`: the ELF machine, with the bits for 64-bit and little-endian.
+    #[cfg_attr(not(test), allow(dead_code, reason = "for the assembler"))]
     pub(crate) fn audit(self) -> u32 {
         match self {
             Arch::X86_64 => 0xc000_003e,

@@ -1,11 +1,9 @@
 //! The `process` wall: what every payload is put under between fork and exec, on every outer wall alike.
 
-use std::borrow::Cow;
 use std::io;
-use std::sync::OnceLock;
 
 use casemate_filter::Program;
-use casemate_wire::guest::{Access, Config, Ids, LandlockRule, Network, Presence, Ptrace};
+use casemate_wire::guest::{Access, Config, Filter, Ids, LandlockRule, Network, Presence, Ptrace};
 use landlock::{
     ABI, Access as _, AccessFs, AccessNet, BitFlags, CompatLevel, Compatible, PathBeneath, PathFd, Ruleset,
     RulesetAttr, RulesetCreated, RulesetCreatedAttr, RulesetStatus, Scope,
@@ -19,22 +17,8 @@ pub(crate) struct Confinement {
     rlimits: Vec<(libc::__rlimit_resource_t, u64)>,
     landlock: Vec<LandlockRule>,
     scoped: bool,
-    filter: Cow<'static, [libc::sock_filter]>,
-}
-
-/// A filter that was assembled before there was a guest.
-static EXPECTED: OnceLock<(Program, Vec<libc::sock_filter>)> = OnceLock::new();
-
-/// Assembles the filter that most payloads will need, for all guests that are forked from this process.
-pub fn expect(program: Program) {
-    let _ = EXPECTED.set((program, casemate_filter::program(program)));
-}
-
-fn filter(program: Program) -> Cow<'static, [libc::sock_filter]> {
-    match EXPECTED.get() {
-        Some((expected, filter)) if *expected == program => Cow::Borrowed(filter),
-        _ => Cow::Owned(casemate_filter::program(program)),
-    }
+    /// None where the guest, and with it all that it starts, has the payload's filter already.
+    filter: Option<&'static [libc::sock_filter]>,
 }
 
 /// A step of the confinement that failed.
@@ -74,7 +58,10 @@ impl Confinement {
             rlimits,
             landlock: config.landlock.clone(),
             scoped: config.network == Network::None,
-            filter: filter(Program::Payload { network, ids, ptrace }),
+            filter: match config.filter {
+                Filter::Inherited => None,
+                Filter::Own => Some(casemate_filter::program(Program::Payload { network, ids, ptrace })),
+            },
         }
     }
 
@@ -96,8 +83,8 @@ impl Confinement {
         if stands("landlock") {
             self.restrict_files().map_err(step("landlock"))?;
         }
-        if stands("seccomp") {
-            sys::install_filter(&self.filter).map_err(step("seccomp filter"))?;
+        if let Some(filter) = self.filter.filter(|_| stands("seccomp")) {
+            sys::install_filter(filter).map_err(step("seccomp filter"))?;
         }
         Ok(())
     }

@@ -23,8 +23,6 @@ use casemate_wire::frame::{Body, MAX_PAYLOAD};
 use casemate_wire::guest::{Config, ToGuest, ToHost};
 use rustix::event::{PollFd, PollFlags, poll};
 
-pub use crate::confine::expect;
-
 use crate::channel::Channel;
 use crate::confine::Confinement;
 use crate::files::{Get, Put, Roots};

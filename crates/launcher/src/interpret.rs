@@ -26,7 +26,6 @@ pub(crate) struct Site<'a> {
     pub(crate) scratch: Option<BorrowedFd<'a>>,
     pub(crate) group: &'a Group,
     pub(crate) channel: BorrowedFd<'a>,
-    pub(crate) filter: &'a [libc::sock_filter],
     /// Readable once the launcher has done its part; closed without a byte if it could not.
     pub(crate) go: File,
     /// Where the outcome goes. The guest's first payload writes the end of it.
@@ -134,7 +133,7 @@ fn perform(op: Op, site: &mut Site<'_>) -> io::Result<()> {
         Op::KeepCapabilities(Capabilities::NoneToDrop) => sys::clear_ambient_capabilities(),
         Op::DieWithLauncher => sys::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL as libc::c_ulong),
         Op::NoNewPrivileges => sys::prctl(libc::PR_SET_NO_NEW_PRIVS, 1),
-        Op::BaseFilter => sys::install_filter(site.filter),
+        Op::Filter(program) => sys::install_filter(casemate_filter::program(program)),
         Op::OnlyTheChannel => {
             let null = rustix::fs::open("/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?;
             for fd in 0..3 {

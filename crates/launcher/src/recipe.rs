@@ -4,6 +4,8 @@
 //! its operation. The order matters: names and mounts first, while the child is still root of its own namespaces;
 //! then everything that can only be lost; the filter last.
 
+use casemate_filter::{Network, Program};
+use casemate_wire::guest::Ptrace;
 use casemate_wire::launch::{CellSpec, Wall};
 
 /// Ids inside a cell. The guest is root of its own user namespace where a block of ids can be mapped.
@@ -48,7 +50,7 @@ pub(crate) enum Op {
     DieWithLauncher,
     NoNewPrivileges,
     /// The filter under which the guest and everything below it lives.
-    BaseFilter,
+    Filter(Program),
     /// 0–2 on /dev/null, 3 the channel, and until the guest begins 4, the report. Nothing else.
     OnlyTheChannel,
     /// The child calls the guest. It does not execute another program for it: that would cost as much as the rest of
@@ -165,8 +167,24 @@ pub(crate) fn operations(spec: &CellSpec, masks: &[Mask]) -> Vec<Op> {
             ]);
         }
     }
-    ops.extend([Op::NoNewPrivileges, Op::BaseFilter, Op::OnlyTheChannel, Op::BecomeGuest]);
+    ops.extend([Op::NoNewPrivileges, Op::Filter(filter(&spec.wall)), Op::OnlyTheChannel, Op::BecomeGuest]);
     ops
+}
+
+/// In a container the guest needs nothing that its payloads may not do, so they share one filter. Without namespaces the
+/// guest still has files to handle, and the payload gets a narrower one on top.
+fn filter(wall: &Wall) -> Program {
+    match wall {
+        Wall::Container { ptrace, .. } => Program::Payload {
+            network: Network::Namespaced,
+            ids: casemate_filter::Ids::Own,
+            ptrace: match ptrace {
+                Ptrace::Denied => casemate_filter::Ptrace::Denied,
+                Ptrace::Allowed => casemate_filter::Ptrace::Allowed,
+            },
+        },
+        Wall::Process => Program::Guest,
+    }
 }
 
 impl Op {
@@ -192,7 +210,7 @@ impl Op {
             Op::KeepCapabilities(_) => "drop capabilities".into(),
             Op::DieWithLauncher => "die with launcher".into(),
             Op::NoNewPrivileges => "no new privileges".into(),
-            Op::BaseFilter => "base seccomp filter".into(),
+            Op::Filter(_) => "seccomp filter".into(),
             Op::OnlyTheChannel => "close descriptors".into(),
             Op::BecomeGuest => "become guest".into(),
         }
@@ -209,7 +227,7 @@ mod tests {
     }
 
     fn container() -> Wall {
-        Wall::Container { image: Image::Host, disk_bytes: 1 << 20, inodes: 100 }
+        Wall::Container { image: Image::Host, disk_bytes: 1 << 20, inodes: 100, ptrace: Ptrace::Denied }
     }
 
     fn names(spec: &CellSpec) -> String {
@@ -236,10 +254,12 @@ mod tests {
         for (wall, block) in
             [(container(), Some(1)), (container(), None), (Wall::Process, Some(1)), (Wall::Process, None)]
         {
-            let ops = operations(&spec(wall, block), &PROC_MASKS);
+            let spec = spec(wall, block);
+            let ops = operations(&spec, &PROC_MASKS);
             let at = |wanted: Op| ops.iter().position(|&op| op == wanted).expect("part of every recipe");
-            assert!(at(Op::NoNewPrivileges) < at(Op::BaseFilter));
-            assert!(at(Op::BaseFilter) < at(Op::BecomeGuest));
+            let filter = Op::Filter(filter(&spec.wall));
+            assert!(at(Op::NoNewPrivileges) < at(filter));
+            assert!(at(filter) < at(Op::BecomeGuest));
             assert_eq!(ops.last(), Some(&Op::BecomeGuest));
         }
     }

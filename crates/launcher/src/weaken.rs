@@ -30,7 +30,7 @@ pub(crate) fn weaken(mut flags: i32, ops: Vec<Op>) -> (i32, Vec<Op>) {
         Op::TakeIds(Ids::NamespaceRoot) => !without("user-namespace"),
         Op::TakeIds(Ids::HostBlock(_)) => !without("payload-ids"),
         Op::NoNewPrivileges => !without("no-new-privileges"),
-        Op::BaseFilter => !without("seccomp"),
+        Op::Filter(_) => !without("seccomp"),
         Op::OnlyTheChannel => true,
         _ => true,
     };

@@ -88,6 +88,7 @@ pub struct Config {
     pub network: Network,
     pub ids: Ids,
     pub ptrace: Ptrace,
+    pub filter: Filter,
     pub rlimits: Rlimits,
     /// Directories (and files) that Landlock opens up; everything else is closed.
     pub landlock: Vec<LandlockRule>,
@@ -111,6 +112,15 @@ pub enum Ids {
     Own,
     /// The payload runs as its caller, in sight of the caller's files.
     Shared,
+}
+
+/// Where the payload's filter comes from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Filter {
+    /// The guest lives under it already: whoever built the cell installed it, and needs nothing that it refuses.
+    Inherited,
+    /// The payload gets one of its own, on top of the guest's wider one.
+    Own,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]

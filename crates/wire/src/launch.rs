@@ -6,6 +6,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::Malformed;
+use crate::guest::Ptrace;
 
 /// Largest answer. A posture lists the mounts of a cell.
 pub const MAX_ANSWER: usize = 64 * 1024;
@@ -126,7 +127,7 @@ pub struct CellSpec {
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Wall {
-    Container { image: Image, disk_bytes: u64, inodes: u64 },
+    Container { image: Image, disk_bytes: u64, inodes: u64, ptrace: Ptrace },
     Process,
 }
 

@@ -8,7 +8,7 @@ use casemate_core::limits::LimitKind;
 use casemate_core::plan::Plan;
 use casemate_core::request::ImageRef;
 use casemate_wire::PROTOCOL_VERSION;
-use casemate_wire::guest::{Access, Config, Ids, Network, Presence};
+use casemate_wire::guest::{Access, Config, Filter, Ids, Network, Presence};
 use casemate_wire::launch::{self, Image};
 
 use crate::home::Home;
@@ -46,6 +46,7 @@ impl Wall for Container {
                 },
                 disk_bytes: bound(LimitKind::Disk),
                 inodes: bound(LimitKind::Inodes),
+                ptrace: native::ptrace(plan),
             };
             let cgroups = &launcher.hello().cgroups;
             let spec = native::spec(plan, wall, cgroups, block.as_ref().map(|block| block.block));
@@ -68,6 +69,7 @@ impl Wall for Container {
                 // those of the image, and these read-only, which holds for metadata too.
                 ids: Ids::Own,
                 ptrace: native::ptrace(plan),
+                filter: Filter::Inherited,
                 rlimits: native::rlimits(plan, processes, Some(file_size)),
                 landlock,
                 file_roots: vec!["/work".into(), "/tmp".into()],

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use casemate_core::plan::Plan;
 use casemate_wire::PROTOCOL_VERSION;
-use casemate_wire::guest::{Access, Config, Ids, Network, Presence};
+use casemate_wire::guest::{Access, Config, Filter, Ids, Network, Presence};
 use casemate_wire::launch;
 
 use crate::home::Home;
@@ -70,6 +70,7 @@ impl Wall for Process {
                 network: Network::None,
                 ids: if block_number.is_some() { Ids::Own } else { Ids::Shared },
                 ptrace: native::ptrace(plan),
+                filter: Filter::Own,
                 rlimits: native::rlimits(plan, None, None),
                 landlock,
                 file_roots: vec![places.work.clone(), places.tmp.clone()],

@@ -19,7 +19,7 @@ pub(crate) const ROOTLESS: Program =
     Program::Payload { network: Network::None, ids: Ids::Shared, ptrace: Ptrace::Denied };
 
 /// What the launcher and the guest do: no_new_privs, then one filter after the other, oldest first.
-pub(crate) fn install(filters: &[Vec<sock_filter>]) -> io::Result<()> {
+pub(crate) fn install(filters: &[&[sock_filter]]) -> io::Result<()> {
     // SAFETY: this option only takes integers.
     check(unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) }.into())?;
     for filter in filters {

@@ -161,13 +161,14 @@ async fn let_go(cell: &mut Cell) -> Result<(Begun, Vec<Event>), Trouble> {
                 Err(error) => return Err(told_by_guest(channel).await.unwrap_or_else(|| error.into())),
             },
             event = channel.next() => match event? {
-                Event::Message(ToHost::Hello { version }) if version == casemate_wire::PROTOCOL_VERSION => {}
+                Event::Message(ToHost::Hello { version: casemate_wire::PROTOCOL_VERSION }) => {}
                 Event::Message(ToHost::ExecFailed { step, errno, .. }) => return Err(exec_failed(&step, errno)),
                 // A channel that closes says nothing; the launcher knows which step failed.
                 Event::Closed => return match timeout(LAST_EXPLANATION, &mut running).await {
                     Ok(Err(error)) => Err(error.into()),
                     _ => Err(Trouble::Failed("the guest ended before the payload began".into())),
                 },
+                Event::Message(ToHost::Hello { .. }) => return Err(ChannelError::Order("a guest of another version").into()),
                 event => early.push(event),
             },
         }

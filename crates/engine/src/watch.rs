@@ -137,6 +137,8 @@ impl<'a> Watch<'a> {
             Event::Credit { stream: STDIN, bytes } => {
                 self.input.window.refund(bytes).map_err(ChannelError::from)?
             }
+            // Said while its payload was let go already.
+            Event::Message(ToHost::Hello { version: casemate_wire::PROTOCOL_VERSION }) => {}
             // A stream that the payload closed; its end is told by the exit.
             Event::End { stream: STDOUT | STDERR } => {}
             Event::Message(ToHost::OutputCut { exec: EXEC }) => self.cut = true,

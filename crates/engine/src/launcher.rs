@@ -145,6 +145,20 @@ struct Shared {
     reader: tokio::task::AbortHandle,
 }
 
+impl Drop for Shared {
+    fn drop(&mut self) {
+        self.hang_up();
+    }
+}
+
+impl Shared {
+    /// The launcher kills its cells and ends.
+    fn hang_up(&self) {
+        self.reader.abort();
+        let _ = rustix::net::shutdown(self.socket.get_ref(), rustix::net::Shutdown::Both);
+    }
+}
+
 #[derive(Default)]
 struct State {
     table: Mutex<Table>,
@@ -218,8 +232,7 @@ impl Launcher {
         };
         // A process that the kernel cannot end must not keep us for ever; its lock stays with the launcher.
         let _ = tokio::time::timeout(PATIENCE, all_gone).await;
-        self.0.reader.abort();
-        let _ = rustix::net::shutdown(self.0.socket.get_ref(), rustix::net::Shutdown::Both);
+        self.0.hang_up();
         lock(&self.0.child).wait();
     }
 

@@ -140,6 +140,25 @@ fn a_thousand_runs_leave_nothing_and_the_engine_stays_small() {
     assert_eq!((report["executions"].as_u64(), report["records"].as_u64()), (Some(1000), Some(2000)));
 }
 
+#[test]
+fn an_engine_that_is_dropped_takes_its_launcher_with_it() {
+    let _alone = ALONE.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    let home = Home::new();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let engine = engine(&home.path()).await;
+        let executed = engine.execute(request("container", &["true"]), Io::default()).await;
+        assert_eq!(executed.outcome.status, Status::Exited { code: 0 });
+        // As a panic does it.
+        drop(engine);
+        let own = std::process::id() as i32;
+        assert!(!processes().iter().any(|one| one.parent == own), "a launcher is left");
+        // What it could not tidy up any more is for the next one.
+        self::engine(&home.path()).await.shutdown().await.expect("a clean end");
+    });
+    home.nothing_left();
+}
+
 /// The sizes once every cell is gone. An engine that is open keeps its own directories and what it built ahead. The chain
 /// is not read here: that would count as the engine's memory.
 async fn quiet(home: &Home) -> Size {

@@ -155,7 +155,7 @@ impl Engine {
             Ok(begun) => begun,
             // What was begun is undone: a start that fails leaves no more behind than one that succeeds.
             Err(error) => {
-                keeper.shutdown().await;
+                keeper.shutdown(|| ()).await;
                 if let Some(home) = Arc::into_inner(home) {
                     home.close();
                 }
@@ -274,17 +274,14 @@ impl Engine {
     pub async fn shutdown(self) -> Result<(), OpenError> {
         let Engine { container, process, home, store, .. } = self;
         // The disk and the launchers take their time at the same time.
-        let sync = tokio::task::spawn_blocking(move || store.sync());
-        process.keeper.shutdown().await;
-        container.keeper.shutdown().await;
+        let mut synced = None;
+        process.keeper.shutdown(|| ()).await;
+        container.keeper.shutdown(|| synced = Some(store.sync())).await;
         drop((process.home, container.home));
         if let Some(home) = Arc::into_inner(home) {
             home.close();
         }
-        match sync.await {
-            Ok(synced) => Ok(synced?),
-            Err(panicked) => Err(OpenError::Launcher(panicked.to_string())),
-        }
+        Ok(synced.unwrap_or_else(|| store.sync())?)
     }
 
     fn wall(&self, plan: &Plan) -> &dyn Wall {

@@ -117,15 +117,15 @@ impl Keeper {
         Ok(fresh)
     }
 
-    /// Ends the launcher, after its cells are gone.
-    pub(crate) async fn shutdown(self) {
+    /// Ends the launcher, after its cells are gone. While it ends, there is time for something else.
+    pub(crate) async fn shutdown(self, mut meanwhile: impl FnMut()) {
         if self.current.lock().await.0.is_none() {
             return;
         }
         // One that died has left its cgroups to its successor, also if it turns out to be dead only now.
         for _ in 0..MAX_SUCCESSORS {
             let Ok(launcher) = self.launcher().await else { return };
-            launcher.clone().shutdown().await;
+            launcher.clone().shutdown(&mut meanwhile).await;
             if !launcher.is_dead() {
                 return;
             }
@@ -217,7 +217,7 @@ impl Launcher {
     }
 
     /// Waits until no cell is left, then until the launcher itself has ended.
-    async fn shutdown(self) {
+    async fn shutdown(self, meanwhile: impl FnOnce()) {
         let all_gone = async {
             loop {
                 let bell = self.0.state.bell.notified();
@@ -233,6 +233,7 @@ impl Launcher {
         // A process that the kernel cannot end must not keep us for ever; its lock stays with the launcher.
         let _ = tokio::time::timeout(PATIENCE, all_gone).await;
         self.0.hang_up();
+        meanwhile();
         lock(&self.0.child).wait();
     }
 

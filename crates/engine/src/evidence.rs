@@ -8,7 +8,7 @@ use casemate_core::outcome::{Outcome, Status};
 use casemate_core::plan::Plan;
 use casemate_core::request::{CodeSource, ImageRef, Isolation, Request, Stdin, Workload};
 use casemate_core::route::Choice;
-use casemate_wire::guest::{Config, Ids, Ptrace};
+use casemate_wire::guest::{Config, Program};
 use casemate_wire::launch::Posture;
 use serde_json::{Map, Value, json};
 use sha2::{Digest, Sha256};
@@ -223,28 +223,16 @@ pub(crate) fn posture(seen: &Posture) -> Value {
 
 /// What cannot be read from outside, as it was applied.
 fn applied(config: &Config) -> Value {
-    let network = match config.network {
-        casemate_wire::guest::Network::Namespaced => casemate_filter::Network::Namespaced,
-        casemate_wire::guest::Network::None => casemate_filter::Network::None,
-    };
-    let ids = match config.ids {
-        Ids::Own => casemate_filter::Ids::Own,
-        Ids::Shared => casemate_filter::Ids::Shared,
-    };
-    let ptrace = match config.ptrace {
-        Ptrace::Denied => casemate_filter::Ptrace::Denied,
-        Ptrace::Allowed => casemate_filter::Ptrace::Allowed,
-    };
-    let filter = filter_digest(casemate_filter::Program::Payload { network, ids, ptrace });
+    let filter = filter_digest(config.program());
     let rules = config.landlock.iter().map(|rule| format!("{} {:?}", rule.path, rule.access));
     json!({"landlock": rules.collect::<Vec<_>>(), "seccomp_sha256": filter})
 }
 
 /// Digest of a filter's code. There are few of them, and they do not change while this process lives.
-fn filter_digest(program: casemate_filter::Program) -> String {
+fn filter_digest(program: Program) -> String {
     use std::collections::HashMap;
     use std::sync::{LazyLock, Mutex, PoisonError};
-    static KNOWN: LazyLock<Mutex<HashMap<casemate_filter::Program, String>>> = LazyLock::new(Mutex::default);
+    static KNOWN: LazyLock<Mutex<HashMap<Program, String>>> = LazyLock::new(Mutex::default);
     let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
     let digest = || hex(&Sha256::digest(casemate_filter::digest_input(casemate_filter::program(program))));
     known.entry(program).or_insert_with(digest).clone()

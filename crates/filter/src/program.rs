@@ -1,4 +1,6 @@
-//! Whom a filter is for, and what that depends on.
+//! Whom a filter is for, and what that depends on. All but [`Program`] travels to the guest.
+
+use serde::{Deserialize, Serialize};
 
 /// Whom a filter is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -12,7 +14,7 @@ pub enum Program {
 }
 
 /// Whose network, and with it whose IPC objects and processes, the payload would meet.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Network {
     /// A cell with namespaces of its own: sockets reach only a loopback that leads nowhere.
     Namespaced,
@@ -25,7 +27,7 @@ pub enum Network {
 }
 
 /// Whether the payload's user owns files outside of its cell that it can name.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Ids {
     /// No: the ids are the cell's, or the mount namespace shows nothing else that can be changed.
     Own,
@@ -38,7 +40,7 @@ pub enum Ids {
 }
 
 /// Whether the payload may debug its own processes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Ptrace {
     Denied,
     Allowed,

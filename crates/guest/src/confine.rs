@@ -2,8 +2,7 @@
 
 use std::io;
 
-use casemate_filter::Program;
-use casemate_wire::guest::{Access, Config, Filter, Ids, LandlockRule, Network, Presence, Ptrace};
+use casemate_wire::guest::{Access, Config, Filter, LandlockRule, Network, Presence};
 use landlock::{
     ABI, Access as _, AccessFs, AccessNet, BitFlags, CompatLevel, Compatible, PathBeneath, PathFd, Ruleset,
     RulesetAttr, RulesetCreated, RulesetCreatedAttr, RulesetStatus, Scope,
@@ -41,18 +40,6 @@ impl Confinement {
         ];
         let mut rlimits = vec![(libc::RLIMIT_CORE, 0), (libc::RLIMIT_NOFILE, limits.open_files)];
         rlimits.extend(optional.into_iter().filter_map(|(resource, value)| Some((resource, value?))));
-        let network = match config.network {
-            Network::Namespaced => casemate_filter::Network::Namespaced,
-            Network::None => casemate_filter::Network::None,
-        };
-        let ids = match config.ids {
-            Ids::Own => casemate_filter::Ids::Own,
-            Ids::Shared => casemate_filter::Ids::Shared,
-        };
-        let ptrace = match config.ptrace {
-            Ptrace::Denied => casemate_filter::Ptrace::Denied,
-            Ptrace::Allowed => casemate_filter::Ptrace::Allowed,
-        };
         Confinement {
             payload_id: config.payload_id,
             rlimits,
@@ -60,7 +47,7 @@ impl Confinement {
             scoped: config.network == Network::None,
             filter: match config.filter {
                 Filter::Inherited => None,
-                Filter::Own => Some(casemate_filter::program(Program::Payload { network, ids, ptrace })),
+                Filter::Own => Some(casemate_filter::program(config.program())),
             },
         }
     }

@@ -145,7 +145,7 @@ impl Cells {
         }
     }
 
-    /// Starts to build a cell; the answer follows when the guest runs or a step has failed.
+    /// Starts to build a cell; the answer follows when its first payload runs or a step has failed.
     pub(crate) fn launch(&mut self, id: CellId, spec: &CellSpec, fds: &[OwnedFd]) -> Result<(), Failure> {
         if self.live.contains_key(&id) {
             return Err(Failure::new("check request", "this cell exists already"));

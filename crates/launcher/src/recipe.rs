@@ -5,7 +5,6 @@
 //! then everything that can only be lost; the filter last.
 
 use casemate_filter::{Network, Program};
-use casemate_wire::guest::Ptrace;
 use casemate_wire::launch::{CellSpec, Wall};
 
 /// Ids inside a cell. The guest is root of its own user namespace where a block of ids can be mapped.
@@ -175,14 +174,9 @@ pub(crate) fn operations(spec: &CellSpec, masks: &[Mask]) -> Vec<Op> {
 /// guest still has files to handle, and the payload gets a narrower one on top.
 fn filter(wall: &Wall) -> Program {
     match wall {
-        Wall::Container { ptrace, .. } => Program::Payload {
-            network: Network::Namespaced,
-            ids: casemate_filter::Ids::Own,
-            ptrace: match ptrace {
-                Ptrace::Denied => casemate_filter::Ptrace::Denied,
-                Ptrace::Allowed => casemate_filter::Ptrace::Allowed,
-            },
-        },
+        Wall::Container { ptrace, .. } => {
+            Program::Payload { network: Network::Namespaced, ids: casemate_filter::Ids::Own, ptrace: *ptrace }
+        }
         Wall::Process => Program::Guest,
     }
 }
@@ -220,6 +214,7 @@ impl Op {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use casemate_filter::Ptrace;
     use casemate_wire::launch::Image;
 
     fn spec(wall: Wall, id_block: Option<u16>) -> CellSpec {

@@ -2,6 +2,7 @@
 //!
 //! Streams are numbered by the engine and never reused within a cell; 0 is the control stream.
 
+pub use casemate_filter::{Ids, Network, Program, Ptrace};
 use serde::{Deserialize, Serialize};
 
 use crate::Malformed;
@@ -96,24 +97,6 @@ pub struct Config {
     pub file_roots: Vec<String>,
 }
 
-/// Which socket families the filter lets through.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Network {
-    /// The cell has its own network namespace: inet sockets reach its loopback only.
-    Namespaced,
-    /// The host's network namespace: no socket at all.
-    None,
-}
-
-/// Whether the filter keeps the payload from changing the metadata of files by name, which Landlock does not.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Ids {
-    /// The payload owns nothing outside of its cell that it could reach.
-    Own,
-    /// The payload runs as its caller, in sight of the caller's files.
-    Shared,
-}
-
 /// Where the payload's filter comes from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Filter {
@@ -121,12 +104,6 @@ pub enum Filter {
     Inherited,
     /// The payload gets one of its own, on top of the guest's wider one.
     Own,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Ptrace {
-    Denied,
-    Allowed,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -202,6 +179,13 @@ pub struct ProcessUsage {
 pub struct Discarded {
     pub stdout: u64,
     pub stderr: u64,
+}
+
+impl Config {
+    /// The filter that a payload lives under.
+    pub fn program(&self) -> Program {
+        Program::Payload { network: self.network, ids: self.ids, ptrace: self.ptrace }
+    }
 }
 
 impl ToGuest {

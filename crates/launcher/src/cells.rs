@@ -604,3 +604,47 @@ fn kill_tree(proc: &str, root: i32) -> Vec<i32> {
     }
     killed
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const OPS: [Op; 3] = [Op::EnterCgroups, Op::AwaitLauncher, Op::BecomeGuest];
+
+    fn failed(report: &[u8]) -> (String, String) {
+        match parse_report(report, &OPS) {
+            Report::Failed(failure) => (failure.step, failure.message),
+            _ => panic!("not a failure: {report:?}"),
+        }
+    }
+
+    /// Timings of the two steps that return: 5 and 7 µs.
+    fn timings() -> Vec<u8> {
+        [vec![interpret::TIMINGS], 5000u32.to_le_bytes().into(), 7000u32.to_le_bytes().into()].concat()
+    }
+
+    #[test]
+    fn a_payload_at_the_gate_ends_the_report() {
+        let Report::Held(steps) = parse_report(&[timings(), vec![HELD]].concat(), &OPS) else {
+            panic!("it is held");
+        };
+        assert_eq!(steps, [("enter cgroups".to_owned(), 5), ("await launcher".to_owned(), 7)]);
+    }
+
+    #[test]
+    fn a_report_without_that_is_not_a_payload_at_the_gate() {
+        for end in [&b""[..], b"x", b"hh", b"h\0"] {
+            let report = [&timings(), end].concat();
+            assert!(matches!(parse_report(&report, &OPS), Report::NoPayload), "{report:?}");
+        }
+    }
+
+    #[test]
+    fn a_failure_names_its_step() {
+        let refused = [&[interpret::FAILURE, 1][..], b"not allowed"].concat();
+        assert_eq!(failed(&refused), ("await launcher".into(), "not allowed".into()));
+        assert_eq!(failed(&[interpret::FAILURE, 200]).0, "setup");
+        assert_eq!(failed(b"").1, "the child ended without a word");
+        assert_eq!(failed(&[HELD]).0, "setup", "the gate alone says nothing");
+    }
+}

@@ -178,6 +178,14 @@ async fn let_go(cell: &mut Cell) -> Result<(Begun, Vec<Event>), Trouble> {
 /// How long a guest or launcher may take to say why nothing runs.
 const LAST_EXPLANATION: Duration = Duration::from_secs(5);
 
+/// A channel that closes before the payload runs says nothing; the launcher knows which step failed.
+pub(crate) async fn why_closed(cell: &mut Cell, otherwise: &str) -> Trouble {
+    match timeout(LAST_EXPLANATION, cell.control.proceed()).await {
+        Ok(Err(error)) => error.into(),
+        _ => Trouble::Failed(otherwise.into()),
+    }
+}
+
 /// Why the payload did not begin, if the guest knows.
 async fn told_by_guest(channel: &mut Channel) -> Option<Trouble> {
     let listen = async {

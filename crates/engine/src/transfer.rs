@@ -13,7 +13,7 @@ use tokio::time::timeout;
 
 use crate::guest::{ChannelError, Event};
 use crate::io::{Input, Io};
-use crate::run::{Digests, Ran, Trouble};
+use crate::run::{self, Digests, Ran, Trouble};
 use crate::wall::Cell;
 
 /// Transfers are numbered from here; smaller numbers are the payload's streams.
@@ -102,7 +102,7 @@ async fn put_one(
                 });
             }
             Event::Message(ToHost::Hello { .. }) => {}
-            Event::Closed => return Err(Trouble::Failed("the guest ended while files were put".into())),
+            Event::Closed => return Err(run::why_closed(cell, "the guest ended while files were put").await),
             _ => return Err(ChannelError::Order("unexpected frame during a transfer").into()),
         }
     }

@@ -239,12 +239,12 @@ impl Engine {
             // Building an empty cell takes longer than writing the record: they go on at the same time. What is to run
             // in it gets there only after that.
             let image = io.image.take();
-            let cell = self.wall(&plan).start(&plan, image.as_ref().map(AsFd::as_fd)).await?;
+            let started = self.wall(&plan).start(&plan, image.as_ref().map(AsFd::as_fd)).await;
             ran.timings.mark("start");
             let program = self.programs.identify(&plan, image.as_ref());
             record.planned(&request, &plan, &choice, program).map_err(not_recorded)?;
             ran.timings.mark("record");
-            run::run(cell, &plan, io, &mut ran).await
+            run::run(started?, &plan, io, &mut ran).await
         }
         .await;
         let status = match ended {

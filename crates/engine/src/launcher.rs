@@ -276,9 +276,7 @@ impl Launcher {
             }
         }
     }
-}
 
-impl Launcher {
     fn send(&self, id: u32, op: Op, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
         let sent = sys::send_packet(self.0.socket.get_ref().as_fd(), &Request { id, op }.encode(), fds);
         if sent.is_err() {

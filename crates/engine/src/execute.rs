@@ -240,6 +240,8 @@ impl Engine {
             // in it gets there only after that.
             let image = io.image.take();
             let started = self.wall(&plan).start(&plan, image.as_ref().map(AsFd::as_fd)).await;
+            // Whoever was just asked may have been woken behind us, on this very processor: they go first.
+            std::thread::yield_now();
             ran.timings.mark("start");
             let program = self.programs.identify(&plan, image.as_ref());
             record.planned(&request, &plan, &choice, program).map_err(not_recorded)?;

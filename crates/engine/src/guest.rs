@@ -1,12 +1,17 @@
 //! The engine's end of the channel to a guest. Everything that arrives here is hostile until checked.
 
 use std::io;
+use std::os::fd::OwnedFd;
 
 use casemate_wire::Malformed;
 use casemate_wire::frame::{self, Body, Decoder, FrameError, OverCredit};
 use casemate_wire::guest::{ToGuest, ToHost};
+use rustix::io::Errno;
+use rustix::net::SendFlags;
 use tokio::io::Interest;
-use tokio::net::UnixStream;
+use tokio::io::unix::AsyncFd;
+
+use crate::sys;
 
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ChannelError {
@@ -41,15 +46,19 @@ pub(crate) enum Event {
 }
 
 pub(crate) struct Channel {
-    socket: UnixStream,
+    socket: AsyncFd<OwnedFd>,
+    /// While the socket is full: another descriptor of it, to be told when it has room.
+    full: Option<AsyncFd<OwnedFd>>,
     decoder: Decoder,
     outgoing: Vec<u8>,
     sent: usize,
 }
 
 impl Channel {
-    pub(crate) fn new(socket: UnixStream) -> Channel {
-        Channel { socket, decoder: Decoder::default(), outgoing: Vec::new(), sent: 0 }
+    /// Over a socket that does not block.
+    pub(crate) fn new(socket: OwnedFd) -> io::Result<Channel> {
+        let socket = sys::watch_fd(socket, Interest::READABLE)?;
+        Ok(Channel { socket, full: None, decoder: Decoder::default(), outgoing: Vec::new(), sent: 0 })
     }
 
     /// Queues a message; [`Channel::next`] or [`Channel::flush`] writes it.
@@ -64,16 +73,24 @@ impl Channel {
     /// Writes what the socket takes now.
     pub(crate) fn flush(&mut self) -> io::Result<()> {
         while self.sent < self.outgoing.len() {
-            match self.socket.try_write(&self.outgoing[self.sent..]) {
+            let socket = self.socket.get_ref();
+            match rustix::net::send(socket, &self.outgoing[self.sent..], SendFlags::NOSIGNAL) {
                 Ok(n) => self.sent += n,
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
+                Err(Errno::AGAIN) => {
+                    if self.full.is_none() {
+                        self.full = Some(sys::watch_fd(socket.try_clone()?, Interest::WRITABLE)?);
+                    }
+                    return Ok(());
+                }
+                Err(Errno::INTR) => {}
                 // The guest is gone; reading will say so after what it had still sent.
-                Err(error) if error.kind() == io::ErrorKind::BrokenPipe => self.sent = self.outgoing.len(),
-                Err(error) => return Err(error),
+                Err(Errno::PIPE) => self.sent = self.outgoing.len(),
+                Err(error) => return Err(error.into()),
             }
         }
         self.outgoing.clear();
         self.sent = 0;
+        self.full = None;
         Ok(())
     }
 
@@ -89,21 +106,30 @@ impl Channel {
                     Body::End => Event::End { stream: frame.stream },
                 });
             }
-            let interest = match self.outgoing.is_empty() {
-                true => Interest::READABLE,
-                false => Interest::READABLE | Interest::WRITABLE,
+            let mut ready = tokio::select! {
+                ready = self.socket.readable() => ready?,
+                room = room(self.full.as_ref()) => {
+                    room?;
+                    continue;
+                }
             };
-            let ready = self.socket.ready(interest).await?;
-            if !ready.is_readable() {
-                continue;
-            }
-            match self.socket.try_read(self.decoder.space()) {
-                Ok(0) => return Ok(Event::Closed),
-                Ok(n) => self.decoder.filled(n),
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                Err(error) if error.kind() == io::ErrorKind::ConnectionReset => return Ok(Event::Closed),
-                Err(error) => return Err(error.into()),
+            match ready.try_io(|socket| Ok(rustix::io::read(socket, self.decoder.space())?)) {
+                Ok(Ok(0)) => return Ok(Event::Closed),
+                Ok(Ok(n)) => self.decoder.filled(n),
+                Ok(Err(error)) if error.kind() == io::ErrorKind::Interrupted => {}
+                Ok(Err(error)) if error.kind() == io::ErrorKind::ConnectionReset => return Ok(Event::Closed),
+                Ok(Err(error)) => return Err(error.into()),
+                Err(_would_block) => {}
             }
         }
+    }
+}
+
+/// Completes when a socket that was full may have room.
+async fn room(full: Option<&AsyncFd<OwnedFd>>) -> io::Result<()> {
+    match full {
+        // If it has none after all, the next attempt to write will say so, and this has to wait for a change.
+        Some(full) => full.writable().await.map(|mut ready| ready.clear_ready()),
+        None => std::future::pending().await,
     }
 }

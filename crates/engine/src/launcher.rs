@@ -10,6 +10,7 @@ use std::time::Duration;
 use casemate_wire::launch::{
     Ahead, Answer, CellId, CellSpec, Counters, Hello, MAX_ANSWER, Op, Request, RunId, Serves,
 };
+use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::sync::{Notify, oneshot};
 
@@ -182,7 +183,7 @@ impl Launcher {
         sys::send_packet(socket.as_fd(), &Request { id: 0, op: begin }.encode(), kept)
             .and_then(|()| Ok(rustix::io::ioctl_fionbio(&socket, true)?))
             .map_err(LauncherError::Start)?;
-        let socket = Arc::new(sys::watch_fd(socket).map_err(LauncherError::Start)?);
+        let socket = Arc::new(sys::watch_fd(socket, Interest::READABLE).map_err(LauncherError::Start)?);
         let hello = match receive(&socket, &mut [0; MAX_HELLO]).await {
             Some(Answer::Hello(hello)) if hello.version == casemate_wire::PROTOCOL_VERSION => hello,
             Some(_) => return Err(LauncherError::Confused),

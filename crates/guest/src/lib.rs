@@ -47,12 +47,17 @@ struct Guest {
 /// turns between the processes involved. Later ones are held by the guest, for the engine.
 #[derive(Debug)]
 pub struct Gate {
-    /// Gets [`HELD`] and is closed when the payload is confined; closed without it if that failed.
+    /// Gets [`BORN`] when there is a payload, then `words` and [`HELD`], and is closed, when it is confined; closed without
+    /// these if that failed.
     pub held: OwnedFd,
+    /// What whoever built the cell has to say to itself. Sent along, so that it is woken only once.
+    pub words: Vec<u8>,
     /// One byte in here lets the payload go.
     pub release: OwnedFd,
 }
 
+/// There is a payload, in the place where it will run. Whoever looks from outside can begin.
+pub const BORN: u8 = b'b';
 /// A payload is confined and waits.
 pub const HELD: u8 = b'h';
 

@@ -21,7 +21,7 @@ use rustix::pipe::{PipeFlags, pipe_with};
 use crate::channel::Channel;
 use crate::confine::{Confinement, Step, step};
 use crate::sys;
-use crate::{Gate, HELD};
+use crate::{BORN, Gate, HELD};
 
 pub(crate) struct Process {
     pub(crate) id: u32,
@@ -78,10 +78,11 @@ impl Process {
         let (out_read, out_write) = pipes()?;
         let (err_read, err_write) = pipes()?;
         let (report_read, report_write) = pipes()?;
-        let (gate, hold_read, hold_write) = match gate {
-            Some(Gate { held, release }) => (Some(held), release, None),
-            None => pipes().map(|(read, write)| (None, read, Some(write)))?,
+        let (gate, mut words, hold_read, hold_write) = match gate {
+            Some(Gate { held, words, release }) => (Some(held), words, release, None),
+            None => pipes().map(|(read, write)| (None, Vec::new(), read, Some(write)))?,
         };
+        words.push(HELD);
         let (in_read, in_write) = match exec.stdin {
             Some(_) => pipes().map(|(read, write)| (read, Some(write)))?,
             None => {
@@ -92,7 +93,12 @@ impl Process {
         let Some(pid) = sys::fork().map_err(step("fork"))? else {
             let stdio = [in_read.as_fd(), out_write.as_fd(), err_write.as_fd()];
             let mut report = report_write.as_fd();
-            let hold = Hold { tell: gate.as_ref().map_or(report, AsFd::as_fd), wait: hold_read.as_fd() };
+            let hold = Hold {
+                tell: gate.as_ref().map_or(report, AsFd::as_fd),
+                greeting: if gate.is_some() { &[BORN] } else { &[] },
+                words: &words,
+                wait: hold_read.as_fd(),
+            };
             let failed = child(exec, confinement, stdio, &mut report, hold);
             let errno = failed.error.raw_os_error().unwrap_or(libc::EIO);
             let mut words = errno.to_le_bytes().to_vec();
@@ -338,9 +344,12 @@ impl Output {
     }
 }
 
-/// Where a payload says that it is confined, and where it waits then.
+/// Where and how a payload says that it is confined, and where it waits then.
 struct Hold<'a> {
     tell: BorrowedFd<'a>,
+    /// Said first of all.
+    greeting: &'a [u8],
+    words: &'a [u8],
     wait: BorrowedFd<'a>,
 }
 
@@ -353,6 +362,10 @@ fn child(
     hold: Hold<'_>,
 ) -> Step {
     let prepared = (|| {
+        if !hold.greeting.is_empty() {
+            rustix::io::write(hold.tell, hold.greeting)
+                .map_err(|e| Step { name: "report", error: e.into() })?;
+        }
         sys::default_signals().map_err(step("signals"))?;
         rustix::process::setsid().map_err(|e| Step { name: "new session", error: e.into() })?;
         for (fd, target) in stdio.into_iter().zip(0..) {
@@ -370,7 +383,7 @@ fn child(
         // As the payload: it must be allowed to be there.
         rustix::process::chdir(&*exec.cwd)
             .map_err(|e| Step { name: "working directory", error: e.into() })?;
-        rustix::io::write(tell, &[HELD]).map_err(|e| Step { name: "report", error: e.into() })?;
+        rustix::io::write(tell, hold.words).map_err(|e| Step { name: "report", error: e.into() })?;
         sys::close_early(tell);
         match rustix::io::read(wait, &mut [0; 1]) {
             Ok(1) => Ok(strings),

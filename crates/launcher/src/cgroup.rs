@@ -95,6 +95,20 @@ pub(crate) struct Group {
     dirs: Vec<OwnedFd>,
     /// The v1 files through which a process enters, opened with the launcher's rights.
     doors: Vec<OwnedFd>,
+    gauges: Gauges,
+}
+
+/// Open counters: somebody waits for what they say at the end of every run.
+#[derive(Default)]
+struct Gauges {
+    memory_peak: Option<OwnedFd>,
+    /// `oom_kill` is in it.
+    memory_events: Option<OwnedFd>,
+    pids_peak: Option<OwnedFd>,
+    /// `max` is in it.
+    pids_events: Option<OwnedFd>,
+    /// Nanoseconds (v1), or `usage_usec` is in it (v2).
+    cpu: Option<(OwnedFd, Version)>,
 }
 
 impl Group {
@@ -105,6 +119,12 @@ impl Group {
             rustix::io::write(door, b"0")?;
         }
         Ok(())
+    }
+
+    /// Nobody else goes in.
+    pub(crate) fn entered(mut self) -> Group {
+        self.doors.clear();
+        self
     }
 }
 
@@ -171,6 +191,7 @@ impl Tree {
             name: format!("{}{}", self.owner.prefix(), self.made),
             dirs: Vec::new(),
             doors: Vec::new(),
+            gauges: Gauges::default(),
         };
         for hierarchy in &self.hierarchies {
             let made = make_new_directory(hierarchy.base.as_fd(), &group.name).and_then(|dir| {
@@ -185,7 +206,36 @@ impl Tree {
                 return Err(error);
             }
         }
+        group.gauges = self.gauges(&group);
         Ok(group)
+    }
+
+    fn gauges(&self, group: &Group) -> Gauges {
+        // Older kernels know no peak: then samples of what is there now have to do.
+        let open = |at: usize, names: &[&str]| {
+            let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+            names.iter().find_map(|name| openat(&group.dirs[at], *name, flags, Mode::empty()).ok())
+        };
+        let mut gauges = Gauges::default();
+        if let Some((at, version)) = self.with(Controller::Memory) {
+            let (peak, events) = match version {
+                Version::V2 => (["memory.peak", "memory.current"], "memory.events"),
+                Version::V1 => {
+                    (["memory.max_usage_in_bytes", "memory.usage_in_bytes"], "memory.oom_control")
+                }
+            };
+            (gauges.memory_peak, gauges.memory_events) = (open(at, &peak), open(at, &[events]));
+        }
+        if let Some((at, _)) = self.with(Controller::Pids) {
+            gauges.pids_peak = open(at, &["pids.peak", "pids.current"]);
+            gauges.pids_events = open(at, &["pids.events"]);
+        }
+        gauges.cpu = match (self.with(Controller::CpuAcct), self.with(Controller::Cpu)) {
+            (Some((at, Version::V1)), _) => open(at, &["cpuacct.usage"]).map(|fd| (fd, Version::V1)),
+            (_, Some((at, Version::V2))) => open(at, &["cpu.stat"]).map(|fd| (fd, Version::V2)),
+            _ => None,
+        };
+        gauges
     }
 
     /// The engine asks only for what [`Tree::describe`] offered; anything else is an error, never ignored.
@@ -256,30 +306,6 @@ impl Tree {
         Some(text.lines().filter_map(|line| line.parse().ok()).collect())
     }
 
-    pub(crate) fn measure(&self, group: &Group, counters: &mut Counters) {
-        if let Some((at, version)) = self.with(Controller::Memory) {
-            let dir = group.dirs[at].as_fd();
-            let (current, peak, events) = match version {
-                Version::V2 => ("memory.current", "memory.peak", "memory.events"),
-                Version::V1 => ("memory.usage_in_bytes", "memory.max_usage_in_bytes", "memory.oom_control"),
-            };
-            // Older kernels know no peak: then the samples have to do.
-            counters.memory_peak_bytes = number(dir, peak).or_else(|| number(dir, current));
-            counters.oom_kills = keyed(dir, events, "oom_kill");
-        }
-        if let Some((at, _)) = self.with(Controller::Pids) {
-            let dir = group.dirs[at].as_fd();
-            let payload = |n: u64| n.saturating_sub(OWN_PROCESSES);
-            let peak = number(dir, "pids.peak").or_else(|| number(dir, "pids.current"));
-            counters.pids_peak = peak.map(payload);
-            counters.pids_denied = keyed(dir, "pids.events", "max");
-        }
-        if let Some((at, Version::V1)) = self.with(Controller::CpuAcct) {
-            counters.cpu_micros = number(group.dirs[at].as_fd(), "cpuacct.usage").map(|nanos| nanos / 1000);
-        } else if let Some((at, Version::V2)) = self.with(Controller::Cpu) {
-            counters.cpu_micros = keyed(group.dirs[at].as_fd(), "cpu.stat", "usage_usec");
-        }
-    }
 
     /// The limits as the kernel states them: evidence.
     pub(crate) fn observed(&self, group: &Group) -> Vec<(String, String)> {
@@ -320,6 +346,22 @@ impl Tree {
             }
         }
         Ok(())
+    }
+}
+
+impl Group {
+    pub(crate) fn measure(&self, counters: &mut Counters) {
+        let Gauges { memory_peak, memory_events, pids_peak, pids_events, cpu } = &self.gauges;
+        counters.memory_peak_bytes = memory_peak.as_ref().and_then(number);
+        counters.oom_kills = memory_events.as_ref().and_then(|events| keyed(events, "oom_kill"));
+        let payload = |n: u64| n.saturating_sub(OWN_PROCESSES);
+        counters.pids_peak = pids_peak.as_ref().and_then(number).map(payload);
+        counters.pids_denied = pids_events.as_ref().and_then(|events| keyed(events, "max"));
+        counters.cpu_micros = match cpu {
+            Some((usage, Version::V1)) => number(usage).map(|nanos| nanos / 1000),
+            Some((stat, Version::V2)) => keyed(stat, "usage_usec"),
+            None => None,
+        };
     }
 }
 
@@ -464,12 +506,21 @@ fn read(dir: BorrowedFd<'_>, file: &str) -> Option<String> {
     crate::sys::read_text_at(dir, file).ok()
 }
 
-fn number(dir: BorrowedFd<'_>, file: &str) -> Option<u64> {
-    read(dir, file)?.trim().parse().ok()
+/// What a counter says now.
+fn look(gauge: &OwnedFd, buffer: &mut [u8; 2048]) -> Option<usize> {
+    rustix::io::pread(gauge, buffer, 0).ok()
+}
+
+fn number(gauge: &OwnedFd) -> Option<u64> {
+    let mut buffer = [0; 2048];
+    let length = look(gauge, &mut buffer)?;
+    std::str::from_utf8(&buffer[..length]).ok()?.trim().parse().ok()
 }
 
 /// The number after `key` in a file of `key number` lines.
-fn keyed(dir: BorrowedFd<'_>, file: &str, key: &str) -> Option<u64> {
-    let text = read(dir, file)?;
+fn keyed(gauge: &OwnedFd, key: &str) -> Option<u64> {
+    let mut buffer = [0; 2048];
+    let length = look(gauge, &mut buffer)?;
+    let text = std::str::from_utf8(&buffer[..length]).ok()?;
     text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(' ')?.trim().parse().ok())
 }

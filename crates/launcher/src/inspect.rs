@@ -2,11 +2,12 @@
 
 use std::fs;
 use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use casemate_wire::launch::{Mount, Posture};
-use rustix::fs::{Mode, OFlags, open, readlinkat};
+use rustix::fs::{Mode, OFlags, open, openat, readlinkat};
 
-use crate::sys::read_text;
+use crate::sys::{read_text, read_text_at};
 
 /// Namespaces of interest, as named under `/proc/PID/ns`.
 const NAMESPACES: [&str; 7] = ["user", "mnt", "pid", "net", "ipc", "uts", "cgroup"];
@@ -32,21 +33,31 @@ fn children(task: &str) -> Vec<i32> {
     list.split_whitespace().filter_map(|word| word.parse().ok()).collect()
 }
 
-/// The first payload, which is all that a guest (`init`) has started: its number, and what its `status` says.
-pub(crate) fn only_child(proc: &str, init: i32) -> io::Result<(i32, String)> {
+/// The first payload, which is all that a guest (`init`) has started: its directory in procfs, which is its own even if its
+/// number is used again.
+pub(crate) fn only_child(proc: &str, init: i32) -> io::Result<OwnedFd> {
     match children(&format!("{proc}/{init}/task/{init}"))[..] {
-        [pid] => Ok((pid, read_text(&format!("{proc}/{pid}/status"))?)),
+        [pid] => directory(&format!("{proc}/{pid}")),
         ref pids => Err(io::Error::other(format!("the guest has {} children", pids.len()))),
     }
+}
+
+fn directory(path: &str) -> io::Result<OwnedFd> {
+    Ok(open(path, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?)
 }
 
 /// Which namespaces a process is in.
 pub(crate) struct Namespaces([String; NAMESPACES.len()]);
 
 impl Namespaces {
-    pub(crate) fn of(proc: &str, who: &str) -> io::Result<Namespaces> {
+    /// Those of this process.
+    pub(crate) fn own() -> io::Result<Namespaces> {
+        Namespaces::of(directory("/proc/self")?.as_fd())
+    }
+
+    fn of(process: BorrowedFd<'_>) -> io::Result<Namespaces> {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let dir = open(format!("{proc}/{who}/ns"), flags, Mode::empty())?;
+        let dir = openat(process, "ns", flags, Mode::empty())?;
         let mut links = [const { String::new() }; NAMESPACES.len()];
         for (link, name) in links.iter_mut().zip(NAMESPACES) {
             *link = readlinkat(&dir, name, Vec::new())?.to_string_lossy().into_owned();
@@ -55,24 +66,51 @@ impl Namespaces {
     }
 }
 
-/// The posture of `pid`, whose `status` has been read. Its cgroup limits are for the caller to add.
-pub(crate) fn posture(proc: &str, pid: i32, status: &str, host: &Namespaces) -> io::Result<Posture> {
-    let at = |file: &str| format!("{proc}/{pid}/{file}");
+/// Where a payload is. Inherited when it is made, and beyond its means to change from then on, so this can be read while
+/// it is still being confined.
+pub(crate) struct Surroundings {
+    process: OwnedFd,
+    own_namespaces: Vec<String>,
+    shared_namespaces: Vec<String>,
+    mounts: Vec<Mount>,
+    /// What its `cgroup` says.
+    pub(crate) membership: String,
+    oom_score_adj: i32,
+}
+
+impl Surroundings {
+    /// Of the process with this directory in procfs.
+    pub(crate) fn of(process: OwnedFd, host: &Namespaces) -> io::Result<Surroundings> {
+        let seen = Namespaces::of(process.as_fd())?;
+        let (mut own, mut shared) = (Vec::new(), Vec::new());
+        for ((name, ours), theirs) in NAMESPACES.iter().zip(&host.0).zip(&seen.0) {
+            if ours == theirs { &mut shared } else { &mut own }.push((*name).to_owned());
+        }
+        let separate_mounts = own.iter().any(|name| name == "mnt");
+        let mounts = match separate_mounts {
+            true => mounts(&read_text_at(process.as_fd(), "mountinfo")?),
+            false => Vec::new(),
+        };
+        let oom_score_adj = read_text_at(process.as_fd(), "oom_score_adj")?;
+        Ok(Surroundings {
+            own_namespaces: own,
+            shared_namespaces: shared,
+            mounts,
+            membership: read_text_at(process.as_fd(), "cgroup")?,
+            oom_score_adj: oom_score_adj.trim().parse().map_err(io::Error::other)?,
+            process,
+        })
+    }
+}
+
+/// The posture of a payload that is confined now. Its cgroup limits are for the caller to add.
+pub(crate) fn posture(at: Surroundings) -> io::Result<Posture> {
+    let status = &read_text_at(at.process.as_fd(), "status")?;
     let number = |key: &str| field(status, key).and_then(|line| line.split_whitespace().next()?.parse().ok());
     let caps = |key: &str| {
         field(status, key)
             .and_then(|text| u64::from_str_radix(text.trim(), 16).ok())
             .ok_or_else(|| missing(key))
-    };
-    let seen = Namespaces::of(proc, &pid.to_string())?;
-    let (mut own, mut shared) = (Vec::new(), Vec::new());
-    for ((name, ours), theirs) in NAMESPACES.iter().zip(&host.0).zip(&seen.0) {
-        if ours == theirs { &mut shared } else { &mut own }.push((*name).to_owned());
-    }
-    let separate_mounts = own.iter().any(|name| name == "mnt");
-    let mounts = match separate_mounts {
-        true => mounts(&read_text(&at("mountinfo"))?),
-        false => Vec::new(),
     };
     Ok(Posture {
         uid: number("Uid").ok_or_else(|| missing("Uid"))?,
@@ -86,12 +124,12 @@ pub(crate) fn posture(proc: &str, pid: i32, status: &str, host: &Namespaces) -> 
         no_new_privs: number("NoNewPrivs").ok_or_else(|| missing("NoNewPrivs"))? == 1,
         seccomp_mode: number("Seccomp").ok_or_else(|| missing("Seccomp"))?,
         seccomp_filters: number("Seccomp_filters").unwrap_or(0),
-        mounts,
-        own_namespaces: own,
-        shared_namespaces: shared,
-        rlimits: rlimits(&read_text(&at("limits"))?),
+        rlimits: rlimits(&read_text_at(at.process.as_fd(), "limits")?),
+        mounts: at.mounts,
+        own_namespaces: at.own_namespaces,
+        shared_namespaces: at.shared_namespaces,
         cgroup: Vec::new(),
-        oom_score_adj: read_text(&at("oom_score_adj"))?.trim().parse().unwrap_or(0),
+        oom_score_adj: at.oom_score_adj,
     })
 }
 

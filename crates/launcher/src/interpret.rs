@@ -44,10 +44,7 @@ pub(crate) fn build(ops: &[Op], mut site: Site<'_>) -> ! {
     let mut last = Instant::now();
     for (index, &op) in ops.iter().enumerate() {
         if op == Op::BecomeGuest {
-            if site.report.write_all(&timings).is_err() {
-                break;
-            }
-            let gate = Gate { held: site.report.into(), release: site.release.into() };
+            let gate = Gate { held: site.report.into(), words: timings, release: site.release.into() };
             casemate_guest::run(Some(gate))
         }
         if let Err(error) = perform(op, &mut site) {
@@ -100,7 +97,6 @@ fn perform(op: Op, site: &mut Site<'_>) -> io::Result<()> {
         Op::MaskProc(Mask::Directory(path)) => {
             Ok(mount_bind(format!("{CELL}/run"), format!("{CELL}/proc/{path}"))?)
         }
-        Op::SetHostname => Ok(rustix::system::sethostname(b"cell")?),
         Op::PivotRoot => {
             chdir(CELL)?;
             sys::pivot_root_here()?;

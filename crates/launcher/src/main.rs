@@ -113,7 +113,7 @@ fn serve() -> io::Result<()> {
     // Orphans of a cell without a PID namespace come to us, not to the host's init.
     sys::prctl(libc::PR_SET_CHILD_SUBREAPER, 1)?;
     let root = rustix::process::geteuid().is_root() && owns_id_blocks()?;
-    let host = inspect::Namespaces::of("/proc", "self")?;
+    let host = inspect::Namespaces::own()?;
     let tree = cgroup::Tree::open(owner, root);
     let entered = match mode {
         Mode::Container => home::enter(root),
@@ -224,14 +224,14 @@ fn handle(cells: &mut Cells, request: Request, fds: &[OwnedFd]) -> Vec<Answer> {
         Op::Launch(spec) => {
             return match cells.launch(id, &spec, fds) {
                 Ok(()) => Vec::new(),
-                // What was begun already goes the way of every cell.
+                // There is another cell of this number, and it is not gone.
                 Err(failure) if cells.exists(id) => vec![failed(failure)],
                 Err(failure) => vec![failed(failure), Answer::Gone { cell: id }],
             };
         }
         Op::Proceed { cell } => return cells.proceed(cell).into_iter().collect(),
         Op::Measure { cell } => cells.measure(cell).map(|counters| Answer::Measured { id, counters }),
-        Op::Finish { cell } => cells.measure(cell).map(|counters| Answer::Finished { id, counters }),
+        Op::Finish { cell } => cells.balance(cell).map(|counters| Answer::Finished { id, counters }),
         Op::Recover { run } => match cells.tree.recover(run) {
             Ok(()) => Ok(Answer::Recovered { id }),
             Err(error) => Err(Failure { step: "recover".into(), message: error.to_string() }),

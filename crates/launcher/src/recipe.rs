@@ -13,11 +13,11 @@ pub(crate) const PAYLOAD_ID: u32 = 1000;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Op {
-    /// First of all: whatever comes next is counted and limited.
+    /// First of all: whatever comes next is counted.
     EnterCgroups,
-    /// Wait until the launcher has mapped the ids.
+    /// Wait until the launcher has set the limits and mapped the ids. The mounts need neither, and are made meanwhile.
     AwaitLauncher,
-    /// Leave the launcher's host uid for the cell's own, before touching anything.
+    /// Leave the launcher's host uid for the cell's own.
     TakeIds(Ids),
     /// See the cell's cgroup as the root of the tree. Only after the child is in it.
     NewCgroupNamespace,
@@ -32,7 +32,6 @@ pub(crate) enum Op {
     MountProc,
     /// Cover what tells about the host and is not bound to a namespace.
     MaskProc(Mask),
-    SetHostname,
     /// Enter the new root and drop the old tree.
     PivotRoot,
     /// CVE-2024-21626 and friends: the working directory must be the new root and nothing else.
@@ -122,27 +121,22 @@ pub(crate) const PROC_MASKS: [Mask; 11] = [
 
 /// The list of operations for `spec`. `masks` are those that exist on this kernel.
 pub(crate) fn operations(spec: &CellSpec, masks: &[Mask]) -> Vec<Op> {
-    let mut ops = vec![Op::EnterCgroups, Op::AwaitLauncher];
+    let mut ops = vec![Op::EnterCgroups];
     match spec.wall {
         Wall::Container { .. } => {
             let (ids, capabilities) = match spec.id_block {
                 Some(_) => (Ids::NamespaceRoot, Capabilities::OfGuest),
                 None => (Ids::Mapped, Capabilities::None),
             };
-            ops.extend([
-                Op::TakeIds(ids),
-                Op::NewCgroupNamespace,
-                Op::PrivateMounts,
-                Op::BindImage,
-                Op::AttachScratch,
-            ]);
+            ops.extend([Op::NewCgroupNamespace, Op::PrivateMounts, Op::BindImage, Op::AttachScratch]);
             ops.extend(ScratchDir::ALL.map(Op::BindScratch));
             ops.push(Op::MountProc);
             ops.extend(masks.iter().map(|&mask| Op::MaskProc(mask)));
             ops.extend([
-                Op::SetHostname,
                 Op::PivotRoot,
                 Op::CheckWorkingDirectory,
+                Op::AwaitLauncher,
+                Op::TakeIds(ids),
                 Op::NewSession,
                 Op::NewKeyring,
                 Op::HarmlessRlimits,
@@ -158,6 +152,7 @@ pub(crate) fn operations(spec: &CellSpec, masks: &[Mask]) -> Vec<Op> {
                 None => (Ids::Unchanged, Capabilities::NoneToDrop),
             };
             ops.extend([
+                Op::AwaitLauncher,
                 Op::NewSession,
                 Op::NewKeyring,
                 Op::HarmlessRlimits,
@@ -195,7 +190,6 @@ impl Op {
             Op::BindScratch(dir) => format!("bind /{}", dir.paths().1),
             Op::MountProc => "mount /proc".into(),
             Op::MaskProc(Mask::File(path) | Mask::Directory(path)) => format!("mask /proc/{path}"),
-            Op::SetHostname => "set hostname".into(),
             Op::PivotRoot => "pivot root".into(),
             Op::CheckWorkingDirectory => "check working directory".into(),
             Op::NewSession => "new session".into(),

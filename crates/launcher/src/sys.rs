@@ -264,6 +264,13 @@ pub(crate) fn kill_by_pidfd(pidfd: BorrowedFd<'_>) -> io::Result<()> {
     check(result).map(drop)
 }
 
+/// Whether the process is dead, reaped or not.
+pub(crate) fn has_ended(pidfd: BorrowedFd<'_>) -> bool {
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
+    let mut polled = [PollFd::from_borrowed_fd(pidfd, PollFlags::IN)];
+    poll(&mut polled, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).is_ok_and(|ready| ready > 0)
+}
+
 pub(crate) fn kill(pid: i32, signal: i32) -> io::Result<()> {
     // SAFETY: integers only.
     check(unsafe { libc::kill(pid, signal) }.into()).map(drop)

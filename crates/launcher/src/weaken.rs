@@ -6,23 +6,27 @@ pub(crate) use casemate_guest::weaken::{load, without};
 
 use crate::recipe::{Ids, Op};
 
+/// The namespaces that are made ahead, without the named ones.
+pub(crate) fn ahead(flags: i32) -> i32 {
+    flags
+        & left(&[
+            ("net-namespace", libc::CLONE_NEWNET),
+            ("ipc-namespace", libc::CLONE_NEWIPC),
+            ("uts-namespace", libc::CLONE_NEWUTS),
+        ])
+}
+
+/// Every flag but those of layers that are to be left out.
+fn left(layers: &[(&str, i32)]) -> i32 {
+    layers.iter().filter(|(layer, _)| without(layer)).fold(!0, |flags, (_, flag)| flags & !flag)
+}
+
 /// The recipe with the named layers taken out.
 pub(crate) fn weaken(mut flags: i32, ops: Vec<Op>) -> (i32, Vec<Op>) {
-    let namespaces = [
-        ("user-namespace", libc::CLONE_NEWUSER),
-        ("pid-namespace", libc::CLONE_NEWPID),
-        ("ipc-namespace", libc::CLONE_NEWIPC),
-        ("uts-namespace", libc::CLONE_NEWUTS),
-    ];
-    for (name, flag) in namespaces {
-        if without(name) {
-            flags &= !flag;
-        }
-    }
+    flags &= left(&[("user-namespace", libc::CLONE_NEWUSER), ("pid-namespace", libc::CLONE_NEWPID)]);
     let kept = |op: &Op| match op {
         Op::NewCgroupNamespace => !without("cgroup-namespace"),
         Op::MaskProc(_) => !without("proc-masks"),
-        Op::SetHostname => !without("uts-namespace"),
         Op::NewSession => !without("session"),
         Op::NewKeyring => !without("keyring"),
         Op::HarmlessRlimits => !without("rlimits"),

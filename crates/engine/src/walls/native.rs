@@ -2,13 +2,13 @@
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
 
 use casemate_core::limits::LimitKind;
 use casemate_core::plan::Plan;
 use casemate_core::request::Need;
 use casemate_wire::guest::{Access, LandlockRule, Presence, Ptrace, Rlimits};
 use casemate_wire::launch::{CellSpec, Cgroups, Counters, Wall};
-use tokio::net::UnixStream;
 
 use crate::guest::Channel;
 use crate::launcher::{Kept, Launcher, LauncherError, Launching};
@@ -21,18 +21,19 @@ pub(super) fn launch(
     image: Option<BorrowedFd<'_>>,
     kept: Kept,
 ) -> Result<(Channel, Box<dyn Control>), WallError> {
-    let (ours, theirs) =
-        channel_pair().map_err(|error| WallError(format!("cannot make a channel: {error}")))?;
+    let (channel, theirs) =
+        channel().map_err(|error| WallError(format!("cannot make a channel: {error}")))?;
     let mut fds = vec![theirs.as_fd()];
     fds.extend(image);
     let launching = launcher.launch(spec, &fds, kept);
-    Ok((Channel::new(ours), Box::new(launching)))
+    Ok((channel, Box::new(launching)))
 }
 
-fn channel_pair() -> io::Result<(UnixStream, OwnedFd)> {
-    let (ours, theirs) = std::os::unix::net::UnixStream::pair()?;
+/// A channel, and the guest's end of it.
+fn channel() -> io::Result<(Channel, OwnedFd)> {
+    let (ours, theirs) = UnixStream::pair()?;
     ours.set_nonblocking(true)?;
-    Ok((UnixStream::from_std(ours)?, theirs.into()))
+    Ok((Channel::new(ours.into())?, theirs.into()))
 }
 
 /// The limits that the cell's cgroups carry: those of the plan that this host can enforce.

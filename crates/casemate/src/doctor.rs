@@ -10,7 +10,7 @@ use casemate_core::outcome::Status;
 use casemate_core::policy::Policy;
 use casemate_core::request::{Isolation, Request, RequestDraft, Risk, Workload};
 use casemate_core::route::{Profile, State, Support};
-use casemate_engine::{Agents, Config, Durability, Engine, Io};
+use casemate_engine::{Ahead, Config, Durability, Engine, Io};
 use serde::Serialize;
 
 use crate::exit;
@@ -84,10 +84,9 @@ async fn examine(home: &Path, policy: String) -> Result<Report, Failure> {
     let scratch = Scratch::beneath(home)?;
     let probe_policy = Policy::parse(PROBE_POLICY).map_err(|error| Failure::new(error, ""))?;
     let engine = Engine::open(Config {
-        home: scratch.0.clone(),
-        policy: probe_policy,
         durability: Durability::OnExit,
-        agents: Agents::embedded(),
+        ahead: Ahead::Nothing,
+        ..Config::new(&scratch.0, probe_policy)
     })
     .await?;
     let mut walls = Vec::new();

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use casemate_core::outcome::Refusal;
 use casemate_core::request::Stdin;
-use casemate_engine::{Engine, Explanation};
+use casemate_engine::{Ahead, Engine, Explanation};
 
 use crate::args::RunArgs;
 use crate::failure::Failure;
@@ -14,7 +14,7 @@ use crate::render::terminal::{Style, columns, one_line};
 use crate::{exit, home, request};
 
 pub(crate) async fn explain(args: &RunArgs, policy: Option<&Path>) -> Result<u8, Failure> {
-    let engine = home::open(policy).await?;
+    let engine = home::open(policy, Ahead::Nothing, None).await?;
     let explained = decide(&engine, args);
     engine.shutdown().await?;
     let mut stdout = std::io::stdout().lock();

@@ -4,7 +4,7 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use casemate_core::policy::{Durability as PolicyDurability, Policy};
-use casemate_engine::{Agents, Config, Durability, Engine};
+use casemate_engine::{Ahead, Config, Durability, EarlyLauncher, Engine};
 
 use crate::failure::{Failure, os_words};
 use crate::render::terminal::one_line;
@@ -17,7 +17,11 @@ pub(crate) struct PolicyFile {
     pub(crate) path: Option<PathBuf>,
 }
 
-pub(crate) async fn open(policy: Option<&Path>) -> Result<Engine, Failure> {
+pub(crate) async fn open(
+    policy: Option<&Path>,
+    ahead: Ahead,
+    launcher: Option<EarlyLauncher>,
+) -> Result<Engine, Failure> {
     let home = casemate_engine::default_home();
     let policy = PolicyFile::load(policy, &home)?.policy;
     // One process, one run: records that the policy lets wait are made durable when we leave.
@@ -25,7 +29,7 @@ pub(crate) async fn open(policy: Option<&Path>) -> Result<Engine, Failure> {
         PolicyDurability::Batch => Durability::OnExit,
         PolicyDurability::Each => Durability::FromPolicy,
     };
-    Ok(Engine::open(Config { home, policy, durability, agents: Agents::embedded() }).await?)
+    Ok(Engine::open(Config { durability, ahead, launcher, ..Config::new(home, policy) }).await?)
 }
 
 impl PolicyFile {

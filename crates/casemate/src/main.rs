@@ -20,14 +20,20 @@ use std::io::Write;
 use std::process::ExitCode;
 
 use args::{Cli, Command};
+use casemate_engine::{Agents, EarlyLauncher};
 use clap::error::ErrorKind;
 use failure::Failure;
 use render::terminal::{self, Style};
 
 fn main() -> ExitCode {
     let words: Vec<OsString> = std::env::args_os().collect();
+    // While it starts, we find out what for. If it cannot be started, the engine tries again and says why.
+    let early = match words.get(1) {
+        Some(word) if word == "run" => EarlyLauncher::start(&Agents::embedded()).ok(),
+        _ => None,
+    };
     let ended = match Cli::parse_words(&words) {
-        Ok(cli) => dispatch(&cli),
+        Ok(cli) => dispatch(&cli, early),
         Err(error) => misused(&error),
     };
     ExitCode::from(ended.unwrap_or_else(|failure| {
@@ -39,10 +45,10 @@ fn main() -> ExitCode {
     }))
 }
 
-fn dispatch(cli: &Cli) -> Result<u8, Failure> {
+fn dispatch(cli: &Cli, early: Option<EarlyLauncher>) -> Result<u8, Failure> {
     let policy = cli.policy.as_deref();
     match &cli.command {
-        Command::Run(args) => wait_for(run::run(args, policy)),
+        Command::Run(args) => wait_for(run::run(args, policy, early)),
         Command::Explain(args) => wait_for(explain::explain(args, policy)),
         Command::Doctor { json } => wait_for(doctor::doctor(policy, *json)),
         Command::Evidence { command } => evidence::evidence(command),

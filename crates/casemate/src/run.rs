@@ -5,8 +5,9 @@ use std::path::Path;
 
 use casemate_core::limits::LimitKind;
 use casemate_core::outcome::{Cause, Outcome, Refusal, Status};
-use casemate_core::request::{GuestPath, Request, Stdin};
-use casemate_engine::{Engine, EvidenceError, Executed, Io};
+use casemate_core::request::{GuestPath, ImageRef, Request, Stdin};
+use casemate_core::route::ImageKind;
+use casemate_engine::{Ahead, EarlyLauncher, Engine, EvidenceError, Executed, Io};
 use tokio::sync::watch;
 
 use crate::args::RunArgs;
@@ -19,14 +20,25 @@ use crate::render::terminal;
 use crate::signals::Signals;
 use crate::{exit, home, request};
 
-pub(crate) async fn run(args: &RunArgs, policy: Option<&Path>) -> Result<u8, Failure> {
-    // Before anything is started: from here on a signal ends the cell first and us afterwards.
+pub(crate) async fn run(
+    args: &RunArgs,
+    policy: Option<&Path>,
+    early: Option<EarlyLauncher>,
+) -> Result<u8, Failure> {
+    // Before there can be a cell: from here on a signal ends that first and us afterwards.
     let mut signals = Signals::catch()?;
-    let engine = match home::open(policy).await {
+    let image = match args.grants.image.as_os_str() == ImageRef::Host.label() {
+        true => ImageKind::Host,
+        false => ImageKind::Directory,
+    };
+    // The request is put together while the launcher gets ready.
+    let (opened, prepared) =
+        tokio::join!(home::open(policy, Ahead::One(image), early), async { prepare(args) });
+    let engine = match opened {
         Ok(engine) => engine,
         Err(failure) => return not_opened(args, failure),
     };
-    let ran = match prepare(args) {
+    let ran = match prepared {
         Ok(prepared) => execute(&engine, prepared, args, &mut signals).await,
         Err(refusal) => Ran::nothing(engine.refuse(refusal).await),
     };

@@ -21,7 +21,7 @@ use casemate_core::limits::{LimitKind, LimitsDraft};
 use casemate_core::outcome::{Outcome, Status};
 use casemate_core::policy::Policy;
 use casemate_core::request::{ImageRef, Request, RequestDraft, Workload};
-use casemate_engine::{Agents, Config, Durability, Engine, Io, default_home};
+use casemate_engine::{Config, Engine, Io, default_home};
 use tokio::sync::{Semaphore, mpsc, watch};
 use tokio::task::JoinSet;
 
@@ -31,12 +31,7 @@ async fn main() {
     let Some(image) = std::env::args().nth(1).filter(|arg| !arg.starts_with('-')).map(PathBuf::from) else {
         return println!("run `cargo xtask bench` instead");
     };
-    let config = Config {
-        home: default_home(),
-        policy: Policy::default(),
-        durability: Durability::FromPolicy,
-        agents: Agents::embedded(),
-    };
+    let config = Config::new(default_home(), Policy::default());
     let bench = Arc::new(Bench { engine: Engine::open(config).await.unwrap(), image });
     let mut held = Held::default();
     let mut lines = lines();

@@ -1,5 +1,6 @@
 //! The engine and its spine.
 
+use std::io;
 use std::os::fd::AsFd;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -11,9 +12,9 @@ use casemate_core::outcome::{Cause, Outcome, Refusal, Status};
 use casemate_core::plan::Plan;
 use casemate_core::policy::{self, Policy};
 use casemate_core::request::{ImageRef, Request, Stdin};
-use casemate_core::route::{self, Choice, Profile};
+use casemate_core::route::{self, Choice, ImageKind, Profile};
 use casemate_core::stack::Wall as WallName;
-use casemate_wire::launch::{Ahead, Hello, Privilege, Serves};
+use casemate_wire::launch::{self, Hello, Privilege, Serves};
 use tokio::sync::mpsc;
 use tokio::time::error::Elapsed;
 use tokio::time::timeout;
@@ -36,7 +37,45 @@ pub struct Config {
     pub home: PathBuf,
     pub policy: Policy,
     pub durability: Durability,
+    pub ahead: Ahead,
     pub agents: Agents,
+    /// Started before the rest of this was known.
+    pub launcher: Option<EarlyLauncher>,
+}
+
+impl Config {
+    /// A long-lived engine.
+    pub fn new(home: impl Into<PathBuf>, policy: Policy) -> Config {
+        Config {
+            home: home.into(),
+            policy,
+            durability: Durability::FromPolicy,
+            ahead: Ahead::Always,
+            agents: Agents::embedded(),
+            launcher: None,
+        }
+    }
+}
+
+/// A launcher that takes its time to start while its engine is being configured. Dropped, it ends without a word.
+#[derive(Debug)]
+pub struct EarlyLauncher(Waiting);
+
+impl EarlyLauncher {
+    pub fn start(agents: &Agents) -> io::Result<EarlyLauncher> {
+        Waiting::spawn(agents).map(EarlyLauncher)
+    }
+}
+
+/// What is made before it is asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ahead {
+    /// An engine that may only have to answer questions.
+    Nothing,
+    /// One cell will be asked for at once, with such an image.
+    One(ImageKind),
+    /// The next cell, whenever nobody waits.
+    Always,
 }
 
 /// When records are durable.
@@ -132,11 +171,12 @@ pub struct Explanation {
 impl Engine {
     /// Opens the home, starts the launcher, and closes what dead processes left open.
     pub async fn open(config: Config) -> Result<Engine, OpenError> {
-        let Config { home, policy, durability, agents } = config;
-        // A command that runs once has no next cell.
-        let ahead = match durability {
-            Durability::OnExit => Ahead::First,
-            Durability::FromPolicy => Ahead::Every,
+        let Config { home, policy, durability, ahead, agents, launcher } = config;
+        let ahead = match ahead {
+            Ahead::Nothing => launch::Ahead::Nothing,
+            Ahead::One(ImageKind::Host) => launch::Ahead::First(launch::Image::Host),
+            Ahead::One(ImageKind::Directory) => launch::Ahead::First(launch::Image::Directory),
+            Ahead::Always => launch::Ahead::Every,
         };
         let durability = match durability {
             Durability::OnExit => crate::recorder::Durability::OnExit,
@@ -147,11 +187,13 @@ impl Engine {
         };
         let dir = home;
         // It takes a while to start, and needs nothing of ours before it is told what to do.
-        let waiting = Waiting::spawn(&agents).map_err(LauncherError::Start)?;
+        let waiting = match launcher {
+            Some(EarlyLauncher(waiting)) => waiting,
+            None => Waiting::spawn(&agents).map_err(LauncherError::Start)?,
+        };
         let home = Arc::new(Home::open(&dir)?);
-        let store = Store::open(&dir, durability);
         let keeper = Keeper::new(agents.clone(), home.clone(), Serves::Container, ahead).with(waiting);
-        let (launcher, store) = match begin(&keeper, &home, store).await {
+        let (launcher, store) = match begin(&keeper, &home, || Store::open(&dir, durability)).await {
             Ok(begun) => begun,
             // What was begun is undone: a start that fails leaves no more behind than one that succeeds.
             Err(error) => {
@@ -299,10 +341,12 @@ impl Engine {
 async fn begin(
     keeper: &Keeper,
     home: &Home,
-    store: Result<Store, StoreError>,
+    open_store: impl FnOnce() -> Result<Store, StoreError>,
 ) -> Result<(Launcher, Store), OpenError> {
-    let (launcher, store) = (keeper.launcher().await?, store?);
-    for dead in home.dead_runs()? {
+    // Told first, so that it works while we do.
+    let (launcher, ours) = tokio::join!(keeper.launcher(), async { (open_store(), home.dead_runs()) });
+    let (launcher, store, dead_runs) = (launcher?, ours.0?, ours.1?);
+    for dead in dead_runs {
         launcher.recover(dead.run).await?;
         store.close_interrupted(&dead.run.to_string())?;
         dead.remove()?;

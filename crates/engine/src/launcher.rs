@@ -5,7 +5,6 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::process::Child;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
 
 use casemate_wire::launch::{
     Ahead, Answer, CellId, CellSpec, Counters, Hello, MAX_ANSWER, Op, Request, RunId, Serves,
@@ -34,9 +33,6 @@ pub(crate) enum LauncherError {
 /// A hello is short, and its future is kept on the stack.
 const MAX_HELLO: usize = 4096;
 
-/// How long cells may take to go away at shutdown. Usually it is a millisecond.
-const PATIENCE: Duration = Duration::from_secs(15);
-
 /// Keeps a launcher for one wall: starts it when it is first needed, and another one when it has died.
 pub(crate) struct Keeper {
     agents: Agents,
@@ -49,12 +45,14 @@ pub(crate) struct Keeper {
 }
 
 /// A launcher that waits to be told whom it works for. Dropped, it ends without a word.
+#[derive(Debug)]
 pub(crate) struct Waiting {
     socket: OwnedFd,
     child: Reaped,
 }
 
 /// A process that ends by itself once its socket is closed, and is waited for then.
+#[derive(Debug)]
 struct Reaped(Option<Child>);
 
 impl Waiting {
@@ -66,10 +64,9 @@ impl Waiting {
 }
 
 impl Reaped {
-    fn wait(&mut self) {
-        if let Some(mut child) = self.0.take() {
-            let _ = child.wait();
-        }
+    /// Whether it ended as it should, with nothing left to do.
+    fn wait(&mut self) -> bool {
+        self.0.take().is_none_or(|mut child| child.wait().is_ok_and(|status| status.success()))
     }
 }
 
@@ -126,8 +123,7 @@ impl Keeper {
         // One that died has left its cgroups to its successor, also if it turns out to be dead only now.
         for _ in 0..MAX_SUCCESSORS {
             let Ok(launcher) = self.launcher().await else { return };
-            launcher.clone().shutdown(&mut meanwhile).await;
-            if !launcher.is_dead() {
+            if launcher.shutdown(&mut meanwhile).await {
                 return;
             }
         }
@@ -163,7 +159,7 @@ impl Shared {
 #[derive(Default)]
 struct State {
     table: Mutex<Table>,
-    /// Rung whenever a cell is gone.
+    /// Rung whenever something has been cleared away.
     bell: Notify,
 }
 
@@ -174,6 +170,8 @@ struct Table {
     waiting: HashMap<u32, oneshot::Sender<Answer>>,
     /// Cells that may still exist, with the ids that must not be reused before they are gone.
     alive: HashMap<CellId, Kept>,
+    /// How many cells are gone whose files are still being removed.
+    clearing: usize,
 }
 
 impl Launcher {
@@ -217,25 +215,23 @@ impl Launcher {
         }
     }
 
-    /// Waits until no cell is left, then until the launcher itself has ended.
-    async fn shutdown(self, meanwhile: impl FnOnce()) {
-        let all_gone = async {
-            loop {
-                let bell = self.0.state.bell.notified();
-                {
-                    let table = lock(&self.0.state.table);
-                    if table.alive.is_empty() || table.dead {
-                        break;
-                    }
-                }
-                bell.await;
-            }
-        };
-        // A process that the kernel cannot end must not keep us for ever; its lock stays with the launcher.
-        let _ = tokio::time::timeout(PATIENCE, all_gone).await;
+    /// Tells the launcher to end, which it does once its cells are gone: it does not wait for ever for a process that the
+    /// kernel cannot end. False: it died before that.
+    async fn shutdown(&self, meanwhile: impl FnOnce()) -> bool {
         self.0.hang_up();
         meanwhile();
-        lock(&self.0.child).wait();
+        let ended = lock(&self.0.child).wait();
+        let state = &self.0.state;
+        if ended {
+            lock(&state.table).alive.clear();
+        }
+        loop {
+            let bell = state.bell.notified();
+            if lock(&state.table).clearing == 0 {
+                return ended;
+            }
+            bell.await;
+        }
     }
 
     fn next_id(&self) -> u32 {
@@ -379,8 +375,7 @@ async fn read_answers(socket: Arc<AsyncFd<OwnedFd>>, state: Arc<State>) {
     while let Some(answer) = receive(&socket, &mut buffer).await {
         let id = match &answer {
             Answer::Gone { cell } => {
-                let kept = lock(&state.table).alive.get_mut(cell).map(std::mem::take);
-                clear(kept, *cell, state.clone());
+                clear(*cell, &state);
                 continue;
             }
             Answer::Running { id, .. }
@@ -398,26 +393,19 @@ async fn read_answers(socket: Arc<AsyncFd<OwnedFd>>, state: Arc<State>) {
     let mut table = lock(&state.table);
     table.dead = true;
     table.waiting.clear();
-    drop(table);
-    state.bell.notify_waiters();
 }
 
-/// Drops what a cell kept, then counts it as gone. Removing files can take long and happens elsewhere.
-fn clear(kept: Option<Kept>, cell: CellId, state: Arc<State>) {
-    let finish = move |state: &State| {
-        lock(&state.table).alive.remove(&cell);
-        state.bell.notify_waiters();
-    };
-    match kept {
-        Some(kept) if kept.scratch.is_some() => {
-            tokio::task::spawn_blocking(move || {
-                drop(kept);
-                finish(&state);
-            });
-        }
-        kept => {
+/// Drops what a cell kept. Removing files can take long and happens elsewhere.
+fn clear(cell: CellId, state: &Arc<State>) {
+    let mut table = lock(&state.table);
+    let Some(kept) = table.alive.remove(&cell) else { return };
+    if kept.scratch.is_some() {
+        table.clearing += 1;
+        let state = state.clone();
+        tokio::task::spawn_blocking(move || {
             drop(kept);
-            finish(&state);
-        }
+            lock(&state.table).clearing -= 1;
+            state.bell.notify_waiters();
+        });
     }
 }

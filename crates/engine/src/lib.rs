@@ -20,6 +20,8 @@ mod walls;
 mod watch;
 
 pub use agents::Agents;
-pub use execute::{Config, Durability, Engine, EvidenceError, Executed, Explanation, OpenError};
+pub use execute::{
+    Ahead, Config, Durability, EarlyLauncher, Engine, EvidenceError, Executed, Explanation, OpenError,
+};
 pub use home::default_home;
 pub use io::{Chunk, Entry, Input, Io, Outbox, Stream};

@@ -28,7 +28,7 @@ use std::time::{Duration, Instant};
 
 use casemate_wire::PROTOCOL_VERSION;
 use casemate_wire::launch::{
-    Ahead, Answer, CellId, Hello, MAX_REQUEST, Op, Privilege, Request, Serves, covers_blocks,
+    Ahead, Answer, CellId, Hello, Image, MAX_REQUEST, Op, Privilege, Request, Serves, covers_blocks,
 };
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendFlags, recvmsg, send};
@@ -128,15 +128,31 @@ fn serve() -> io::Result<()> {
         seccomp: sys::seccomp_available(),
         cgroups: tree.describe(),
     };
-    answer(control.as_fd(), &Answer::Hello(hello))?;
     let mut cells = Cells::new(mode, root, tree, host);
-    // A launch that finds nothing built ahead tries again itself, and reports the reason.
-    let _ = cells.build_ahead();
+    // Whatever cannot be made ahead is tried again by the launch that needs it, which reports the reason.
+    match ahead {
+        Ahead::Nothing => answer(control.as_fd(), &Answer::Hello(hello))?,
+        // Whoever hears the hello asks for the cell at once.
+        Ahead::First(image) => {
+            let _ = cells.build_ahead();
+            if image == Image::Host {
+                let _ = cells.prepare_host_image();
+            }
+            answer(control.as_fd(), &Answer::Hello(hello))?;
+        }
+        Ahead::Every => {
+            answer(control.as_fd(), &Answer::Hello(hello))?;
+            let _ = cells.build_ahead();
+        }
+    }
     let served = run_loop(&mut cells, ahead, control.as_fd(), events.as_fd());
     cells.doom_all();
     let deadline = Instant::now() + LAST_SWEEP;
-    while !cells.is_empty() && Instant::now() < deadline {
+    loop {
         cells.sweep();
+        if cells.is_empty() || Instant::now() > deadline {
+            break;
+        }
         wait(&[(events.as_fd(), ())], Some(Duration::from_millis(2)))?;
     }
     match served {

@@ -42,8 +42,7 @@ impl Rig {
     async fn with(agents: Agents) -> Rig {
         let home = TempDir::with_prefix("casemate-suite-home-").expect("a temporary home");
         let policy = Policy::parse(POLICY).expect("the suite's policy");
-        let config =
-            Config { home: home.path().to_owned(), policy, durability: Durability::FromPolicy, agents };
+        let config = Config { agents, ..Config::new(home.path(), policy) };
         let engine = match Engine::open(config).await {
             Ok(engine) => engine,
             Err(error) => panic!("no engine: {error} (hint: {:?})", error.hint()),

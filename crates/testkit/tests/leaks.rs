@@ -38,13 +38,8 @@ fn request(stack: &str, argv: &[&str]) -> Request {
 }
 
 async fn engine(home: &Path) -> Engine {
-    let config = Config {
-        home: home.to_owned(),
-        policy: Policy::parse("[floors]\nlow = \"process\"").expect("a policy"),
-        durability: Durability::FromPolicy,
-        agents: Agents::embedded(),
-    };
-    Engine::open(config).await.expect("an engine")
+    let policy = Policy::parse("[floors]\nlow = \"process\"").expect("a policy");
+    Engine::open(Config::new(home, policy)).await.expect("an engine")
 }
 
 /// The size of the engine and of its launchers: resident KiB and open files.

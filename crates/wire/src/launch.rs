@@ -73,11 +73,14 @@ pub enum Serves {
     Process,
 }
 
-/// For how many cells a launcher prepares what does not depend on what they will be.
+/// For which cells a launcher prepares what does not depend on what they will be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Ahead {
-    /// The first only: a command that runs once.
-    First,
+    /// Perhaps there will be none.
+    Nothing,
+    /// For one, which is about to be asked for, with its image as far as it is known: before the hello.
+    First(Image),
+    /// For the next one, whenever nobody waits.
     Every,
 }
 

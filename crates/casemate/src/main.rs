@@ -20,7 +20,7 @@ use std::io::Write;
 use std::process::ExitCode;
 
 use args::{Cli, Command};
-use casemate_engine::{Agents, EarlyLauncher};
+use casemate_engine::EarlyLauncher;
 use clap::error::ErrorKind;
 use failure::Failure;
 use render::terminal::{self, Style};
@@ -28,10 +28,7 @@ use render::terminal::{self, Style};
 fn main() -> ExitCode {
     let words: Vec<OsString> = std::env::args_os().collect();
     // While it starts, we find out what for. If it cannot be started, the engine tries again and says why.
-    let early = match words.get(1) {
-        Some(word) if word == "run" => EarlyLauncher::start(&Agents::embedded()).ok(),
-        _ => None,
-    };
+    let early = run::start_early(&words);
     let ended = match Cli::parse_words(&words) {
         Ok(cli) => dispatch(&cli, early),
         Err(error) => misused(&error),

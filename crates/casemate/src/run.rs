@@ -1,13 +1,14 @@
 //! `casemate run`: one request, one cell, one receipt.
 
+use std::ffi::OsString;
 use std::io::{ErrorKind, Write};
 use std::path::Path;
 
 use casemate_core::limits::LimitKind;
 use casemate_core::outcome::{Cause, Outcome, Refusal, Status};
-use casemate_core::request::{GuestPath, ImageRef, Request, Stdin};
+use casemate_core::request::{GuestPath, Request, Stdin};
 use casemate_core::route::ImageKind;
-use casemate_engine::{Ahead, EarlyLauncher, Engine, EvidenceError, Executed, Io};
+use casemate_engine::{Agents, Ahead, EarlyLauncher, Engine, EvidenceError, Executed, Io};
 use tokio::sync::watch;
 
 use crate::args::RunArgs;
@@ -20,6 +21,16 @@ use crate::render::terminal;
 use crate::signals::Signals;
 use crate::{exit, home, request};
 
+/// What most runs need. Another image is made when it is asked for.
+const AHEAD: Ahead = Ahead::One(ImageKind::Host);
+
+/// Starts a launcher if that is what these words are going to need: it gets ready while we find out what for. If it cannot
+/// be started, the engine tries again and says why.
+pub(crate) fn start_early(words: &[OsString]) -> Option<EarlyLauncher> {
+    let is_run = words.get(1).is_some_and(|word| word == "run");
+    is_run.then(|| EarlyLauncher::start(&Agents::embedded(), AHEAD).ok()).flatten()
+}
+
 pub(crate) async fn run(
     args: &RunArgs,
     policy: Option<&Path>,
@@ -27,25 +38,20 @@ pub(crate) async fn run(
 ) -> Result<u8, Failure> {
     // Before there can be a cell: from here on a signal ends that first and us afterwards.
     let mut signals = Signals::catch()?;
-    let image = match args.grants.image.as_os_str() == ImageRef::Host.label() {
-        true => ImageKind::Host,
-        false => ImageKind::Directory,
-    };
     // The request is put together while the launcher gets ready.
-    let (opened, prepared) =
-        tokio::join!(home::open(policy, Ahead::One(image), early), async { prepare(args) });
+    let (opened, prepared) = tokio::join!(home::open(policy, AHEAD, early), async { prepare(args) });
     let engine = match opened {
         Ok(engine) => engine,
         Err(failure) => return not_opened(args, failure),
     };
     let ran = match prepared {
-        Ok(prepared) => execute(&engine, prepared, args, &mut signals).await,
+        Ok(prepared) => execute(&engine, prepared, &mut signals).await,
         Err(refusal) => Ran::nothing(engine.refuse(refusal).await),
     };
     // The cell is gone and the records are on disk before anything depends on who reads our output.
-    let closed = engine.shutdown().await;
+    let leaving = engine.shutdown().await;
     let code = finish(ran, args, &mut signals).await?;
-    closed?;
+    leaving?;
     Ok(code)
 }
 
@@ -55,6 +61,8 @@ struct Prepared {
     io: Io,
     remarks: Vec<String>,
     landed: Option<(Remarks, Vec<GuestPath>)>,
+    output: Output,
+    cancel: watch::Sender<bool>,
 }
 
 /// An execution that ended, and its output, which may still be on its way.
@@ -87,17 +95,16 @@ fn prepare(args: &RunArgs) -> Result<Prepared, Refusal> {
     if let Some(landing) = landing {
         io.outbox = Some(Box::new(landing));
     }
-    Ok(Prepared { request, io, remarks: gathered.remarks, landed })
-}
-
-async fn execute(engine: &Engine, prepared: Prepared, args: &RunArgs, signals: &mut Signals) -> Ran {
-    let Prepared { request, mut io, mut remarks, landed } = prepared;
     let (cancel, cancelled) = watch::channel(false);
     let mode = if args.json { Mode::Collect(most_output(&request)) } else { Mode::Stream };
     let (sender, output) = output::start(mode, cancel.clone());
     io.output = Some(sender);
     io.cancel = Some(cancelled);
+    Ok(Prepared { request, io, remarks: gathered.remarks, landed, output, cancel })
+}
 
+async fn execute(engine: &Engine, prepared: Prepared, signals: &mut Signals) -> Ran {
+    let Prepared { request, io, mut remarks, landed, output, cancel } = prepared;
     let execution = engine.execute(request, io);
     tokio::pin!(execution);
     // However often we are told to stop, the cell is taken down and its record closed first. Whoever insists does

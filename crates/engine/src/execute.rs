@@ -62,8 +62,8 @@ impl Config {
 pub struct EarlyLauncher(Waiting);
 
 impl EarlyLauncher {
-    pub fn start(agents: &Agents) -> io::Result<EarlyLauncher> {
-        Waiting::spawn(agents).map(EarlyLauncher)
+    pub fn start(agents: &Agents, ahead: Ahead) -> io::Result<EarlyLauncher> {
+        Waiting::spawn(agents, Serves::Container, ahead.into()).map(EarlyLauncher)
     }
 }
 
@@ -76,6 +76,17 @@ pub enum Ahead {
     One(ImageKind),
     /// The next cell, whenever nobody waits.
     Always,
+}
+
+impl From<Ahead> for launch::Ahead {
+    fn from(ahead: Ahead) -> launch::Ahead {
+        match ahead {
+            Ahead::Nothing => launch::Ahead::Nothing,
+            Ahead::One(ImageKind::Host) => launch::Ahead::First(launch::Image::Host),
+            Ahead::One(ImageKind::Directory) => launch::Ahead::First(launch::Image::Directory),
+            Ahead::Always => launch::Ahead::Every,
+        }
+    }
 }
 
 /// When records are durable.
@@ -172,12 +183,7 @@ impl Engine {
     /// Opens the home, starts the launcher, and closes what dead processes left open.
     pub async fn open(config: Config) -> Result<Engine, OpenError> {
         let Config { home, policy, durability, ahead, agents, launcher } = config;
-        let ahead = match ahead {
-            Ahead::Nothing => launch::Ahead::Nothing,
-            Ahead::One(ImageKind::Host) => launch::Ahead::First(launch::Image::Host),
-            Ahead::One(ImageKind::Directory) => launch::Ahead::First(launch::Image::Directory),
-            Ahead::Always => launch::Ahead::Every,
-        };
+        let ahead = ahead.into();
         let durability = match durability {
             Durability::OnExit => crate::recorder::Durability::OnExit,
             Durability::FromPolicy => match policy.durability() {
@@ -189,15 +195,16 @@ impl Engine {
         // It takes a while to start, and needs nothing of ours before it is told what to do.
         let waiting = match launcher {
             Some(EarlyLauncher(waiting)) => waiting,
-            None => Waiting::spawn(&agents).map_err(LauncherError::Start)?,
+            None => Waiting::spawn(&agents, Serves::Container, ahead).map_err(LauncherError::Start)?,
         };
         let home = Arc::new(Home::open(&dir)?);
         let keeper = Keeper::new(agents.clone(), home.clone(), Serves::Container, ahead).with(waiting);
-        let (launcher, store) = match begin(&keeper, &home, || Store::open(&dir, durability)).await {
+        let prepare = || Store::open(&dir, durability).map(|store| (store, Programs::new(&dir)));
+        let (launcher, (store, programs)) = match begin(&keeper, &home, prepare).await {
             Ok(begun) => begun,
             // What was begun is undone: a start that fails leaves no more behind than one that succeeds.
             Err(error) => {
-                keeper.shutdown(|| ()).await;
+                let _leaving = keeper.shutdown(|| ()).await;
                 if let Some(home) = Arc::into_inner(home) {
                     home.close();
                 }
@@ -217,7 +224,7 @@ impl Engine {
                 home: home.clone(),
                 made: AtomicU32::new(0),
             },
-            programs: Programs::new(&dir),
+            programs,
             home,
         })
     }
@@ -314,18 +321,20 @@ impl Engine {
         Record::open(&self.store, &self.run).close(None, Status::Refused(refusal), Ran::default())
     }
 
-    /// Waits until every cell is gone and every record durable, then leaves the home.
-    pub async fn shutdown(self) -> Result<(), OpenError> {
+    /// Waits until every cell is gone and every record durable, then leaves the home. What is left are launchers on their
+    /// way out, which are waited for when the [`Leaving`] is dropped.
+    pub async fn shutdown(self) -> Result<Leaving, OpenError> {
         let Engine { container, process, home, store, .. } = self;
         // The disk and the launchers take their time at the same time.
         let mut synced = None;
-        process.keeper.shutdown(|| ()).await;
-        container.keeper.shutdown(|| synced = Some(store.sync())).await;
+        let process_leaving = process.keeper.shutdown(|| ()).await;
+        let container_leaving = container.keeper.shutdown(|| synced = Some(store.sync())).await;
         drop((process.home, container.home));
         if let Some(home) = Arc::into_inner(home) {
             home.close();
         }
-        Ok(synced.unwrap_or_else(|| store.sync())?)
+        synced.unwrap_or_else(|| store.sync())?;
+        Ok(Leaving([process_leaving, container_leaving]))
     }
 
     fn wall(&self, plan: &Plan) -> &dyn Wall {
@@ -341,18 +350,22 @@ impl Engine {
 async fn begin(
     keeper: &Keeper,
     home: &Home,
-    open_store: impl FnOnce() -> Result<Store, StoreError>,
-) -> Result<(Launcher, Store), OpenError> {
+    prepare: impl FnOnce() -> Result<(Store, Programs), StoreError>,
+) -> Result<(Launcher, (Store, Programs)), OpenError> {
     // Told first, so that it works while we do.
-    let (launcher, ours) = tokio::join!(keeper.launcher(), async { (open_store(), home.dead_runs()) });
-    let (launcher, store, dead_runs) = (launcher?, ours.0?, ours.1?);
+    let (launcher, ours) = tokio::join!(keeper.launcher(), async { (prepare(), home.dead_runs()) });
+    let (launcher, (store, programs), dead_runs) = (launcher?, ours.0?, ours.1?);
     for dead in dead_runs {
         launcher.recover(dead.run).await?;
         store.close_interrupted(&dead.run.to_string())?;
         dead.remove()?;
     }
-    Ok((launcher, store))
+    Ok((launcher, (store, programs)))
 }
+
+/// What is left of an engine that was shut down: processes that are ending. Waited for when dropped.
+#[derive(Debug)]
+pub struct Leaving(#[allow(dead_code, reason = "held until it is dropped")] [crate::launcher::Leaving; 2]);
 
 impl std::fmt::Debug for Engine {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {

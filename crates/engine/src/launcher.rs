@@ -56,19 +56,27 @@ pub(crate) struct Waiting {
 struct Reaped(Option<Child>);
 
 impl Waiting {
-    pub(crate) fn spawn(agents: &Agents) -> io::Result<Waiting> {
+    /// It gets ready for its purpose at once.
+    pub(crate) fn spawn(agents: &Agents, wall: Serves, ahead: Ahead) -> io::Result<Waiting> {
         let (socket, theirs) = sys::packet_pair()?;
+        let purpose = Request { id: 0, op: Op::Serve { wall, ahead } };
+        sys::send_packet(socket.as_fd(), &purpose.encode(), &[])?;
         let child = sys::spawn(&agents.launcher()?, theirs)?;
         Ok(Waiting { socket, child: Reaped(Some(child)) })
     }
 }
 
 impl Reaped {
-    /// Whether it ended as it should, with nothing left to do.
-    fn wait(&mut self) -> bool {
-        self.0.take().is_none_or(|mut child| child.wait().is_ok_and(|status| status.success()))
+    fn wait(&mut self) {
+        if let Some(mut child) = self.0.take() {
+            let _ = child.wait();
+        }
     }
 }
+
+/// A launcher with nothing left to do but to end. Waited for when this is dropped.
+#[derive(Debug, Default)]
+pub(crate) struct Leaving(#[allow(dead_code, reason = "held until it is dropped")] Option<Reaped>);
 
 impl Drop for Reaped {
     fn drop(&mut self) {
@@ -99,12 +107,11 @@ impl Keeper {
         if let Some(dead) = launcher.take() {
             lock(&dead.0.child).wait();
         }
-        let begin =
-            Op::Start { run: self.home.run, wall: self.serves, generation: *generation, ahead: self.ahead };
+        let begin = Op::Start { run: self.home.run, generation: *generation };
         let spare = lock(&self.spare).take();
         let waiting = match spare {
             Some(waiting) => waiting,
-            None => Waiting::spawn(&self.agents).map_err(LauncherError::Start)?,
+            None => Waiting::spawn(&self.agents, self.serves, self.ahead).map_err(LauncherError::Start)?,
         };
         let fresh = Launcher::start(waiting, begin, &self.home.shared_locks()).await?;
         if *generation > 0 {
@@ -115,18 +122,20 @@ impl Keeper {
         Ok(fresh)
     }
 
-    /// Ends the launcher, after its cells are gone. While it ends, there is time for something else.
-    pub(crate) async fn shutdown(self, mut meanwhile: impl FnMut()) {
+    /// Ends the launcher: on return its cells are gone, and it is about to go itself. While they go, there is time for
+    /// something else.
+    pub(crate) async fn shutdown(self, mut meanwhile: impl FnMut()) -> Leaving {
         if self.current.lock().await.0.is_none() {
-            return;
+            return Leaving::default();
         }
         // One that died has left its cgroups to its successor, also if it turns out to be dead only now.
         for _ in 0..MAX_SUCCESSORS {
-            let Ok(launcher) = self.launcher().await else { return };
-            if launcher.shutdown(&mut meanwhile).await {
-                return;
+            let Ok(launcher) = self.launcher().await else { break };
+            if let Some(leaving) = launcher.shutdown(&mut meanwhile).await {
+                return leaving;
             }
         }
+        Leaving::default()
     }
 }
 
@@ -159,7 +168,7 @@ impl Shared {
 #[derive(Default)]
 struct State {
     table: Mutex<Table>,
-    /// Rung whenever something has been cleared away.
+    /// Rung whenever something has been cleared away, and when the launcher is gone.
     bell: Notify,
 }
 
@@ -167,6 +176,8 @@ struct State {
 struct Table {
     last_id: u32,
     dead: bool,
+    /// It has ended as it should, with nothing left behind.
+    farewell: bool,
     waiting: HashMap<u32, oneshot::Sender<Answer>>,
     /// Cells that may still exist, with the ids that must not be reused before they are gone.
     alive: HashMap<CellId, Kept>,
@@ -216,21 +227,28 @@ impl Launcher {
     }
 
     /// Tells the launcher to end, which it does once its cells are gone: it does not wait for ever for a process that the
-    /// kernel cannot end. False: it died before that.
-    async fn shutdown(&self, meanwhile: impl FnOnce()) -> bool {
-        self.0.hang_up();
+    /// kernel cannot end. `None`: it died before that.
+    async fn shutdown(&self, meanwhile: impl FnOnce()) -> Option<Leaving> {
+        let _ = rustix::net::shutdown(self.0.socket.get_ref(), rustix::net::Shutdown::Write);
         meanwhile();
-        let ended = lock(&self.0.child).wait();
         let state = &self.0.state;
-        if ended {
-            lock(&state.table).alive.clear();
-        }
-        loop {
+        let farewell = loop {
             let bell = state.bell.notified();
-            if lock(&state.table).clearing == 0 {
-                return ended;
+            {
+                let table = lock(&state.table);
+                if table.dead && table.clearing == 0 {
+                    break table.farewell;
+                }
             }
             bell.await;
+        };
+        let mut child = lock(&self.0.child);
+        match farewell {
+            true => Some(Leaving(Some(Reaped(child.0.take())))),
+            false => {
+                child.wait();
+                None
+            }
         }
     }
 
@@ -383,6 +401,10 @@ async fn read_answers(socket: Arc<AsyncFd<OwnedFd>>, state: Arc<State>) {
             | Answer::Finished { id, .. }
             | Answer::Recovered { id }
             | Answer::Failed { id, .. } => *id,
+            Answer::Farewell => {
+                lock(&state.table).farewell = true;
+                continue;
+            }
             Answer::Hello(_) => break,
         };
         let waiting = lock(&state.table).waiting.remove(&id);
@@ -393,6 +415,8 @@ async fn read_answers(socket: Arc<AsyncFd<OwnedFd>>, state: Arc<State>) {
     let mut table = lock(&state.table);
     table.dead = true;
     table.waiting.clear();
+    drop(table);
+    state.bell.notify_waiters();
 }
 
 /// Drops what a cell kept. Removing files can take long and happens elsewhere.

@@ -21,7 +21,8 @@ mod watch;
 
 pub use agents::Agents;
 pub use execute::{
-    Ahead, Config, Durability, EarlyLauncher, Engine, EvidenceError, Executed, Explanation, OpenError,
+    Ahead, Config, Durability, EarlyLauncher, Engine, EvidenceError, Executed, Explanation, Leaving,
+    OpenError,
 };
 pub use home::default_home;
 pub use io::{Chunk, Entry, Input, Io, Outbox, Stream};

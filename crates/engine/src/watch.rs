@@ -22,7 +22,7 @@ use crate::wall::Cell;
 /// How long a killed cell's last words are waited for.
 const LAST_WORDS: Duration = Duration::from_millis(250);
 /// Counters are read often at first, when most limits are hit, then at a steady pace.
-const FIRST_LOOK: Duration = Duration::from_millis(2);
+const FIRST_LOOK: Duration = Duration::from_millis(5);
 const STEADY_LOOK: Duration = Duration::from_millis(40);
 
 /// How the payload's time in the cell came to an end.

@@ -460,8 +460,9 @@ impl Cells {
         let cell = self.get(id)?;
         let surroundings = match known {
             Some(surroundings) => surroundings,
-            None => find_payload(self.mode.proc(), cell.pid, &self.host)
-                .map_err(Failure::at("find payload"))?,
+            None => {
+                find_payload(self.mode.proc(), cell.pid, &self.host).map_err(Failure::at("find payload"))?
+            }
         };
         if !self.tree.holds(&cell.group, &surroundings.membership) {
             return Err(Failure::new("check posture", "the payload is not in the cell's cgroups"));

@@ -69,7 +69,8 @@ struct Hierarchy {
 /// The hierarchies in which this launcher makes groups.
 pub(crate) struct Tree {
     hierarchies: Vec<Hierarchy>,
-    owner: Owner,
+    /// Until this is known, no group can be made.
+    owner: Option<Owner>,
     made: u32,
     missing: Option<String>,
 }
@@ -130,8 +131,8 @@ impl Group {
 
 impl Tree {
     /// Must run while the host's own mount tree is still in place.
-    pub(crate) fn open(owner: Owner, root: bool) -> Tree {
-        let mut tree = Tree { hierarchies: Vec::new(), owner, made: 0, missing: None };
+    pub(crate) fn open(root: bool) -> Tree {
+        let mut tree = Tree { hierarchies: Vec::new(), owner: None, made: 0, missing: None };
         let candidates = match find_mounts() {
             Ok(candidates) => candidates,
             Err(error) => {
@@ -150,6 +151,14 @@ impl Tree {
             tree.missing = Some("no cgroup hierarchy is mounted".into());
         }
         tree
+    }
+
+    pub(crate) fn belong_to(&mut self, owner: Owner) {
+        self.owner = Some(owner);
+    }
+
+    fn owner(&self) -> io::Result<Owner> {
+        self.owner.ok_or_else(|| io::Error::other("nobody to make groups for yet"))
     }
 
     pub(crate) fn describe(&self) -> Cgroups {
@@ -186,9 +195,10 @@ impl Tree {
 
     /// Makes the groups of a cell. Nothing is in them yet, and nothing limited.
     pub(crate) fn create(&mut self) -> io::Result<Group> {
+        let prefix = self.owner()?.prefix();
         self.made += 1;
         let mut group = Group {
-            name: format!("{}{}", self.owner.prefix(), self.made),
+            name: format!("{prefix}{}", self.made),
             dirs: Vec::new(),
             doors: Vec::new(),
             gauges: Gauges::default(),
@@ -220,9 +230,7 @@ impl Tree {
         if let Some((at, version)) = self.with(Controller::Memory) {
             let (peak, events) = match version {
                 Version::V2 => (["memory.peak", "memory.current"], "memory.events"),
-                Version::V1 => {
-                    (["memory.max_usage_in_bytes", "memory.usage_in_bytes"], "memory.oom_control")
-                }
+                Version::V1 => (["memory.max_usage_in_bytes", "memory.usage_in_bytes"], "memory.oom_control"),
             };
             (gauges.memory_peak, gauges.memory_events) = (open(at, &peak), open(at, &[events]));
         }
@@ -306,7 +314,6 @@ impl Tree {
         Some(text.lines().filter_map(|line| line.parse().ok()).collect())
     }
 
-
     /// The limits as the kernel states them: evidence.
     pub(crate) fn observed(&self, group: &Group) -> Vec<(String, String)> {
         let mut found = Vec::new();
@@ -332,8 +339,9 @@ impl Tree {
 
     /// Kills and removes everything that a dead run left; of our own run, what earlier launchers for this wall left.
     pub(crate) fn recover(&self, run: RunId) -> io::Result<()> {
-        let (theirs, ours) = match run == self.owner.run {
-            true => (format!("{PREFIX}{run}.{}.", self.owner.wall), Some(self.owner.prefix())),
+        let owner = self.owner()?;
+        let (theirs, ours) = match run == owner.run {
+            true => (format!("{PREFIX}{run}.{}.", owner.wall), Some(owner.prefix())),
             false => (format!("{PREFIX}{run}."), None),
         };
         for hierarchy in &self.hierarchies {

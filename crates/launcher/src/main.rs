@@ -106,15 +106,13 @@ fn serve() -> io::Result<()> {
     weaken::load();
     sys::default_dispositions();
     let control = sys::inherited_control()?;
-    let Some(Start { owner, mode, ahead, locks: _locks }) = receive_start(control.as_fd())? else {
-        return Ok(());
-    };
+    let Some((mode, ahead)) = receive_purpose(control.as_fd())? else { return Ok(()) };
     let events = sys::child_events()?;
     // Orphans of a cell without a PID namespace come to us, not to the host's init.
     sys::prctl(libc::PR_SET_CHILD_SUBREAPER, 1)?;
     let root = rustix::process::geteuid().is_root() && owns_id_blocks()?;
     let host = inspect::Namespaces::own()?;
-    let tree = cgroup::Tree::open(owner, root);
+    let tree = cgroup::Tree::open(root);
     let entered = match mode {
         Mode::Container => home::enter(root),
         Mode::Process => Err("this launcher serves the process wall".into()),
@@ -130,20 +128,20 @@ fn serve() -> io::Result<()> {
     };
     let mut cells = Cells::new(mode, root, tree, host);
     // Whatever cannot be made ahead is tried again by the launch that needs it, which reports the reason.
-    match ahead {
-        Ahead::Nothing => answer(control.as_fd(), &Answer::Hello(hello))?,
-        // Whoever hears the hello asks for the cell at once.
-        Ahead::First(image) => {
-            let _ = cells.build_ahead();
-            if image == Image::Host {
-                let _ = cells.prepare_host_image();
-            }
-            answer(control.as_fd(), &Answer::Hello(hello))?;
+    if let Ahead::First(image) = ahead {
+        let _ = cells.build_ahead();
+        if image == Image::Host {
+            let _ = cells.prepare_host_image();
         }
-        Ahead::Every => {
-            answer(control.as_fd(), &Answer::Hello(hello))?;
-            let _ = cells.build_ahead();
-        }
+    }
+    let Some((owner, _locks)) = receive_start(control.as_fd(), mode)? else { return Ok(()) };
+    cells.tree.belong_to(owner);
+    if matches!(ahead, Ahead::First(_)) {
+        let _ = cells.build_ahead();
+    }
+    answer(control.as_fd(), &Answer::Hello(hello))?;
+    if ahead == Ahead::Every {
+        let _ = cells.build_ahead();
     }
     let served = run_loop(&mut cells, ahead, control.as_fd(), events.as_fd());
     cells.doom_all();
@@ -154,6 +152,9 @@ fn serve() -> io::Result<()> {
             break;
         }
         wait(&[(events.as_fd(), ())], Some(Duration::from_millis(2)))?;
+    }
+    if cells.is_empty() {
+        let _ = answer(control.as_fd(), &Answer::Farewell);
     }
     match served {
         // Gone in the middle of a sentence: it was killed, and nobody is left to be told.
@@ -236,7 +237,9 @@ fn handle(cells: &mut Cells, request: Request, fds: &[OwnedFd]) -> Vec<Answer> {
     let Request { id, op } = request;
     let failed = |Failure { step, message }| Answer::Failed { id, step, message };
     let done = match op {
-        Op::Start { .. } => Err(Failure { step: "check request".into(), message: "started already".into() }),
+        Op::Serve { .. } | Op::Start { .. } => {
+            Err(Failure { step: "check request".into(), message: "started already".into() })
+        }
         Op::Launch(spec) => {
             return match cells.launch(id, &spec, fds) {
                 Ok(()) => Vec::new(),
@@ -272,25 +275,27 @@ fn answer(control: BorrowedFd<'_>, answer: &Answer) -> io::Result<()> {
     send(control, &answer.encode(), SendFlags::NOSIGNAL).map(drop).map_err(io::Error::from)
 }
 
-struct Start {
-    owner: Owner,
-    mode: Mode,
-    ahead: Ahead,
-    /// Never looked at: they are locked as long as this process has them.
-    locks: Vec<OwnedFd>,
+/// What we are for; `None` if the engine changed its mind. Not on the command line, which a cell could read from its first process.
+fn receive_purpose(control: BorrowedFd<'_>) -> io::Result<Option<(Mode, Ahead)>> {
+    let Some((request, _)) = receive(control)? else { return Ok(None) };
+    match request.op {
+        Op::Serve { wall: Serves::Container, ahead } => Ok(Some((Mode::Container, ahead))),
+        Op::Serve { wall: Serves::Process, ahead } => Ok(Some((Mode::Process, ahead))),
+        _ => Err(io::Error::other("another request came first")),
+    }
 }
 
-/// Who we work for; `None` if the engine changed its mind. Not on the command line, which a cell could read from its first process.
-fn receive_start(control: BorrowedFd<'_>) -> io::Result<Option<Start>> {
+/// Who we work for, with descriptors that are never looked at: they are locked as long as this process has them.
+fn receive_start(control: BorrowedFd<'_>, mode: Mode) -> io::Result<Option<(Owner, Vec<OwnedFd>)>> {
     let Some((request, locks)) = receive(control)? else { return Ok(None) };
-    let Op::Start { run, wall, generation, ahead } = request.op else {
-        return Err(io::Error::other("another request came first"));
+    let Op::Start { run, generation } = request.op else {
+        return Err(io::Error::other("another request came before the start"));
     };
-    let (mode, wall) = match wall {
-        Serves::Container => (Mode::Container, "container"),
-        Serves::Process => (Mode::Process, "process"),
+    let wall = match mode {
+        Mode::Container => "container",
+        Mode::Process => "process",
     };
-    Ok(Some(Start { owner: Owner { run, wall, generation }, mode, ahead, locks }))
+    Ok(Some((Owner { run, wall, generation }, locks)))
 }
 
 /// The next request with its descriptors; `None` when the engine is gone.

@@ -49,8 +49,10 @@ pub struct Request {
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Op {
-    /// First of all, exactly once: who the launcher works for.
-    Start { run: RunId, wall: Serves, generation: u32, ahead: Ahead },
+    /// First of all, exactly once: what the launcher is for. It gets ready for that.
+    Serve { wall: Serves, ahead: Ahead },
+    /// Then, exactly once: who it works for. Descriptors: locks to hold for them. Answered with the hello.
+    Start { run: RunId, generation: u32 },
     /// Build a cell. Descriptors: the guest's end of the channel, then the image directory if `Image::Directory`. Answered
     /// when its first payload runs, which takes [`Op::Proceed`] too, or when that has become impossible.
     Launch(CellSpec),
@@ -144,7 +146,6 @@ pub enum Image {
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Answer {
-    /// Sent unasked, first, with id 0.
     Hello(Hello),
     /// The first payload of a cell was looked at and let go. `steps` are those of the setup, with microseconds.
     Running {
@@ -173,6 +174,8 @@ pub enum Answer {
     Gone {
         cell: CellId,
     },
+    /// The engine has hung up and every cell is gone. The last word.
+    Farewell,
 }
 
 /// What this launcher can do on this host, found out at start.

@@ -19,6 +19,7 @@ fn main() {
         "crates/guest",
         "crates/wire",
         "crates/filter",
+        "crates/bare",
         "Cargo.lock",
         "Cargo.toml",
     ] {

@@ -22,6 +22,10 @@
 //!
 //! Nothing here does I/O: the caller installs the program, with `no_new_privs` set.
 
+#![cfg_attr(not(test), no_std)]
+
+extern crate alloc;
+
 #[cfg(test)]
 mod assemble;
 mod program;
@@ -34,6 +38,9 @@ mod checks;
 mod interpret;
 #[cfg(test)]
 mod numbers;
+
+use alloc::string::{String, ToString};
+use alloc::vec::Vec;
 
 pub use program::{Ids, Network, Program, Ptrace};
 pub use table::{Clause, Half, Match, Rule, Verdict};

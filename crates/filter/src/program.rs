@@ -55,6 +55,6 @@ impl Program {
                 [Ptrace::Denied, Ptrace::Allowed].map(|ptrace| Program::Payload { network, ids, ptrace })
             })
         });
-        std::iter::once(Program::Guest).chain(payloads)
+        core::iter::once(Program::Guest).chain(payloads)
     }
 }

@@ -1,6 +1,6 @@
 //! What a rule means, and which rule a program gets for a row of the table.
 
-use std::fmt;
+use core::fmt;
 
 use crate::syscalls::TABLE;
 use crate::{Ids, Network, Program, Ptrace};

@@ -1,10 +1,11 @@
 //! The guest's end of the channel: frames in, frames out, never blocking.
 
-use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use alloc::vec::Vec;
 
+use casemate_bare::io;
 use casemate_wire::frame::{self, Body, Decoder};
 use casemate_wire::guest::ToHost;
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 
 /// Outgoing bytes beyond which the guest stops reading pipes and files.
 const ENOUGH_QUEUED: usize = 512 * 1024;

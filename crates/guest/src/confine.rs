@@ -1,19 +1,20 @@
 //! The `process` wall: what every payload is put under between fork and exec, on every outer wall alike.
 
-use std::io;
+use alloc::vec;
+use alloc::vec::Vec;
 
+use casemate_bare::io;
 use casemate_wire::guest::{Access, Config, Filter, LandlockRule, Network, Presence};
-use landlock::{
-    ABI, Access as _, AccessFs, AccessNet, BitFlags, CompatLevel, Compatible, PathBeneath, PathFd, Ruleset,
-    RulesetAttr, RulesetCreated, RulesetCreatedAttr, RulesetStatus, Scope,
-};
+use rustix::fd::AsFd;
+use rustix::fs::{FileType, Mode, OFlags, fstat, open};
 
+use crate::landlock::{self, Rights, Ruleset, Scope};
 use crate::sys;
 
 /// Parameters of the wall, prepared once per cell.
 pub(crate) struct Confinement {
     payload_id: Option<u32>,
-    rlimits: Vec<(libc::__rlimit_resource_t, u64)>,
+    rlimits: Vec<(u32, u64)>,
     landlock: Vec<LandlockRule>,
     scoped: bool,
     /// None where the guest, and with it all that it starts, has the payload's filter already.
@@ -55,9 +56,7 @@ impl Confinement {
     /// Confines the calling process for good. The filter comes last: it denies much of what precedes it.
     pub(crate) fn apply(&self) -> Result<(), Step> {
         for &(resource, value) in self.rlimits.iter().filter(|_| stands("rlimits")) {
-            // A hard limit that is already lower cannot be raised, and need not be.
-            let value = sys::hard_rlimit(resource).map_err(step("rlimits"))?.min(value);
-            sys::set_rlimit(resource, value, value).map_err(step("rlimits"))?;
+            sys::lower_rlimit(resource, value).map_err(step("rlimits"))?;
         }
         if let Some(id) = self.payload_id
             && stands("payload-ids")
@@ -79,49 +78,43 @@ impl Confinement {
     /// Without privileges, the launcher can read the posture only of a process that lets itself be looked at. Where
     /// the payload shares its id with the guest there are none; this process holds nothing of the guest any more.
     pub(crate) fn show_posture(&self) -> io::Result<()> {
-        if self.payload_id.is_none() { sys::prctl(libc::PR_SET_DUMPABLE, 1) } else { Ok(()) }
+        if self.payload_id.is_none() { sys::prctl(libc::PR_SET_DUMPABLE, 1).map(drop) } else { Ok(()) }
     }
 
+    /// Everything this kernel's Landlock knows is governed, hence denied; the rules open up what the cell was given.
     fn restrict_files(&self) -> io::Result<()> {
-        let status = self.ruleset(kernel_abi()?)?.restrict_self().map_err(io::Error::other)?;
-        match status.ruleset {
-            RulesetStatus::FullyEnforced => Ok(()),
-            other => Err(io::Error::other(format!("only {other:?}"))),
-        }
-    }
-
-    /// Everything this kernel's Landlock knows is handled, hence denied; the rules open up what the cell was given.
-    fn ruleset(&self, abi: ABI) -> io::Result<RulesetCreated> {
-        let mut ruleset = Ruleset::default()
-            .set_compatibility(CompatLevel::HardRequirement)
-            .handle_access(AccessFs::from_all(abi))
-            .map_err(io::Error::other)?;
-        if self.scoped {
-            // Without namespaces of its own, a payload must not signal or reach anything outside of its domain.
-            ruleset = ruleset
-                .handle_access(AccessNet::from_all(ABI::V4))
-                .and_then(|ruleset| ruleset.scope(Scope::from_all(ABI::V6)))
-                .map_err(io::Error::other)?;
-        } else if abi >= ABI::V6 {
+        let abi = match landlock::abi() {
+            0 => return Err(io::Error::from_raw_os_error(libc::EOPNOTSUPP)),
+            // What later versions add is not asked for: they govern what they are told to, and nothing else.
+            abi => abi.min(NEWEST_ABI),
+        };
+        let scope = match self.scoped {
+            // Without namespaces of its own, a payload must not signal or reach anything outside of its domain. Where Landlock
+            // cannot see to that, this fails.
+            true => Scope::Everything,
             // Where only one id can be mapped, nothing else keeps a payload from signalling the guest.
-            ruleset = ruleset.scope(Scope::Signal).map_err(io::Error::other)?;
-        }
-        let mut created = ruleset.create().map_err(io::Error::other)?;
+            false if abi >= 6 => Scope::Signals,
+            false => Scope::Files,
+        };
+        let ruleset = Ruleset::new(abi, scope)?;
         for rule in &self.landlock {
-            let path = match PathFd::new(&rule.path) {
+            let path = match open(rule.path.as_str(), OFlags::PATH | OFlags::CLOEXEC, Mode::empty()) {
                 Ok(path) => path,
                 Err(_) if rule.presence == Presence::Optional => continue,
-                Err(error) => return Err(io::Error::other(error)),
+                Err(error) => return Err(error.into()),
             };
-            let mut access = rights(rule.access, abi);
-            if !std::fs::metadata(&rule.path).is_ok_and(|meta| meta.is_dir()) {
-                access &= AccessFs::from_file(abi);
+            let mut rights = rights(rule.access, abi);
+            if FileType::from_raw_mode(fstat(&path)?.st_mode) != FileType::Directory {
+                rights = rights.of_files();
             }
-            created = created.add_rule(PathBeneath::new(path, access)).map_err(io::Error::other)?;
+            ruleset.allow(path.as_fd(), rights)?;
         }
-        Ok(created)
+        ruleset.restrict_self()
     }
 }
+
+/// The newest version of Landlock that this code knows.
+const NEWEST_ABI: u32 = 6;
 
 /// Whether a layer is part of this build: always, but for the negative controls.
 #[cfg(not(feature = "weaken"))]
@@ -134,27 +127,11 @@ fn stands(layer: &str) -> bool {
     !crate::weaken::without(layer)
 }
 
-fn rights(access: Access, abi: ABI) -> BitFlags<AccessFs> {
+fn rights(access: Access, abi: u32) -> Rights {
     match access {
-        Access::ReadExecute => AccessFs::from_read(abi),
-        Access::Read => AccessFs::ReadFile | AccessFs::ReadDir,
-        Access::ReadWrite => AccessFs::from_all(abi) & !(AccessFs::MakeChar | AccessFs::MakeBlock),
-        // Shells open devices with O_TRUNC.
-        Access::Device => {
-            (AccessFs::ReadFile | AccessFs::WriteFile | AccessFs::Truncate) & AccessFs::from_all(abi)
-        }
-    }
-}
-
-/// The newest ABI that both this kernel and this code know.
-fn kernel_abi() -> io::Result<ABI> {
-    match sys::landlock_abi() {
-        ..=0 => Err(io::Error::from_raw_os_error(libc::EOPNOTSUPP)),
-        1 => Ok(ABI::V1),
-        2 => Ok(ABI::V2),
-        3 => Ok(ABI::V3),
-        4 => Ok(ABI::V4),
-        5 => Ok(ABI::V5),
-        _ => Ok(ABI::V6),
+        Access::ReadExecute => Rights::read_and_execute(),
+        Access::Read => Rights::READ_FILE.or(Rights::READ_DIR),
+        Access::ReadWrite => Rights::read_and_write(abi),
+        Access::Device => Rights::device(abi),
     }
 }

@@ -1,11 +1,14 @@
 //! Files in and out: regular files and directories only, resolved beneath the cell's writable directories, accessed
 //! with the payload's rights.
 
-use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use alloc::format;
+use alloc::string::{String, ToString};
+use alloc::vec::Vec;
 
+use casemate_bare::io;
 use casemate_wire::frame::{Body, MAX_PAYLOAD, OverCredit, ReceiveWindow, SendWindow};
 use casemate_wire::guest::{Entry, ToHost};
+use rustix::fd::{AsFd, OwnedFd};
 use rustix::fs::{
     AtFlags, Dir, FileType, Mode, OFlags, ResolveFlags, fchmod, fstat, mkdirat, openat2, statat,
 };

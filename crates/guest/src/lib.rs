@@ -7,21 +7,33 @@
 //! On the native walls the launcher's child becomes the guest by calling [`run`]; other walls start the program
 //! `casemate-guest`, which does the same.
 
+#![no_std]
+
+extern crate alloc;
+#[cfg(feature = "weaken")]
+extern crate std;
+
 mod channel;
 mod confine;
 mod files;
+mod landlock;
 mod process;
 mod sys;
 #[cfg(feature = "weaken")]
 pub mod weaken;
 
-use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use alloc::collections::BTreeSet;
+use alloc::format;
+use alloc::string::ToString;
+use alloc::vec;
+use alloc::vec::Vec;
 
+use casemate_bare::{files as small_files, io};
 use casemate_wire::PROTOCOL_VERSION;
 use casemate_wire::frame::{Body, MAX_PAYLOAD};
 use casemate_wire::guest::{Config, ToGuest, ToHost};
 use rustix::event::{PollFd, PollFlags, poll};
+use rustix::fd::{AsFd, OwnedFd};
 
 use crate::channel::Channel;
 use crate::confine::Confinement;
@@ -70,6 +82,11 @@ pub fn run(gate: Option<Gate>) -> ! {
     sys::exit_now(code)
 }
 
+/// The version of Landlock that this kernel has, 0 where there is none.
+pub fn landlock_abi() -> u32 {
+    landlock::abi()
+}
+
 enum Source {
     Channel,
     Children,
@@ -78,6 +95,7 @@ enum Source {
 
 impl Guest {
     fn start(gate: Option<Gate>) -> io::Result<Guest> {
+        casemate_bare::ignore_broken_pipes();
         // Nothing in the cell may look into this process, even where it has the same uid.
         sys::prctl(libc::PR_SET_DUMPABLE, 0)?;
         // Where there is no PID namespace, orphans must still end up here.
@@ -338,24 +356,24 @@ fn drain(events: &OwnedFd) {
 
 /// As PID 1, ending is enough: the kernel takes the rest. Elsewhere everything below has to be stopped, then killed.
 fn end_everything() {
-    if std::process::id() == 1 {
+    if sys::is_init() {
         return;
     }
     let descendants = || {
-        let (mut found, mut queue) = (Vec::new(), vec!["self".to_owned()]);
+        let (mut found, mut queue) = (Vec::new(), vec!["self".to_string()]);
         while let Some(pid) = queue.pop() {
-            let Ok(tasks) = std::fs::read_dir(format!("/proc/{pid}/task")) else { continue };
-            for task in tasks.flatten() {
-                let children = std::fs::read_to_string(task.path().join("children")).unwrap_or_default();
-                for child in children.split_whitespace() {
+            let Ok(tasks) = small_files::list_path(&format!("/proc/{pid}/task")) else { continue };
+            for (task, _) in tasks {
+                let children = small_files::read_text(&format!("/proc/{pid}/task/{task}/children"));
+                for child in children.unwrap_or_default().split_whitespace() {
                     found.extend(child.parse::<i32>());
-                    queue.push(child.to_owned());
+                    queue.push(child.to_string());
                 }
             }
         }
         found
     };
-    let mut stopped = std::collections::HashSet::new();
+    let mut stopped = BTreeSet::new();
     for _ in 0..100 {
         let fresh: Vec<i32> = descendants().into_iter().filter(|pid| stopped.insert(*pid)).collect();
         if fresh.is_empty() {

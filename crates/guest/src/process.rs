@@ -6,14 +6,16 @@
 //!               └──(a step failed)──> reported as failed
 //! ```
 
-use std::ffi::CString;
-use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::ffi::OsStrExt;
-use std::path::PathBuf;
+use alloc::ffi::CString;
+use alloc::format;
+use alloc::string::String;
+use alloc::vec;
+use alloc::vec::Vec;
 
+use casemate_bare::io;
 use casemate_wire::frame::{Body, MAX_PAYLOAD, OverCredit, ReceiveWindow, SendWindow};
 use casemate_wire::guest::{Discarded, Exec, ProcessUsage, ToHost, WaitStatus};
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::pipe::{PipeFlags, pipe_with};
@@ -412,12 +414,12 @@ type ExecStrings = (Vec<CString>, Vec<CString>, Vec<CString>);
 
 /// The programs to try, the arguments and the environment.
 fn exec_strings(exec: &Exec) -> io::Result<ExecStrings> {
-    let argv = exec.argv.iter().map(|a| CString::new(a.as_str())).collect::<Result<Vec<_>, _>>()?;
-    let env =
-        exec.env.iter().map(|(k, v)| CString::new(format!("{k}={v}"))).collect::<Result<Vec<_>, _>>()?;
+    let text = |text: String| CString::new(text).map_err(|_| io::Error::from_raw_os_error(libc::EINVAL));
+    let argv = exec.argv.iter().cloned().map(text).collect::<io::Result<Vec<_>>>()?;
+    let env = exec.env.iter().map(|(k, v)| text(format!("{k}={v}"))).collect::<io::Result<Vec<_>>>()?;
     let Some(program) = exec.argv.first() else { return Err(io::Error::from_raw_os_error(libc::EINVAL)) };
     let candidates = if program.contains('/') {
-        vec![CString::new(program.as_str())?]
+        vec![text(program.clone())?]
     } else {
         let path = exec
             .env
@@ -425,8 +427,8 @@ fn exec_strings(exec: &Exec) -> io::Result<ExecStrings> {
             .find(|(key, _)| key == "PATH")
             .map_or("/usr/bin:/bin", |(_, value)| value.as_str());
         let joined =
-            path.split(':').map(|dir| PathBuf::from(if dir.is_empty() { "." } else { dir }).join(program));
-        joined.map(|path| CString::new(path.as_os_str().as_bytes())).collect::<Result<_, _>>()?
+            path.split(':').map(|dir| format!("{}/{program}", if dir.is_empty() { "." } else { dir }));
+        joined.map(text).collect::<io::Result<_>>()?
     };
     Ok((candidates, argv, env))
 }

@@ -1,20 +1,23 @@
 //! The system calls that `rustix` does not offer, each as thin as possible.
 #![allow(unsafe_code, reason = "raw system calls of the guest live here")]
 
-use std::ffi::CString;
-use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use alloc::ffi::CString;
+use alloc::vec::Vec;
+use core::mem::{MaybeUninit, size_of};
+use core::ptr::null;
 
+use casemate_bare::call::call;
+use casemate_bare::io;
 use casemate_wire::guest::{ProcessUsage, WaitStatus};
+use rustix::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use rustix::io::Errno;
 
-fn check(result: libc::c_long) -> io::Result<libc::c_long> {
-    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
-}
+pub(crate) use casemate_bare::exit_now;
 
 /// The channel to the engine, which the launcher puts at 3.
 pub(crate) fn inherited_channel() -> io::Result<OwnedFd> {
-    // SAFETY: F_SETFD only reads the number; it fails if the descriptor is not open.
-    check(unsafe { libc::fcntl(3, libc::F_SETFD, libc::FD_CLOEXEC) }.into())?;
+    // SAFETY: F_SETFD takes integers; it fails if the descriptor is not open.
+    unsafe { call(libc::SYS_fcntl, [3, libc::F_SETFD as usize, libc::FD_CLOEXEC as usize]) }?;
     // SAFETY: it is open (checked just now) and nothing else in this new process owns it.
     Ok(unsafe { OwnedFd::from_raw_fd(3) })
 }
@@ -22,31 +25,32 @@ pub(crate) fn inherited_channel() -> io::Result<OwnedFd> {
 /// Forks this single-threaded process. `None` in the child, which goes first if both are on the same processor: somebody
 /// waits for it, and nobody for us.
 pub(crate) fn fork() -> io::Result<Option<i32>> {
-    // SAFETY: the process has one thread, so the child's copy of it is consistent.
-    let pid = check(unsafe { libc::fork() }.into())?;
+    // SAFETY: the process has one thread, so the child's copy of it is consistent; without CLONE_VM it is a copy.
+    let pid = unsafe { call(libc::SYS_clone, [libc::SIGCHLD as usize, 0, 0, 0, 0]) }?;
     if pid == 0 {
         return Ok(None);
     }
-    std::thread::yield_now();
+    // SAFETY: takes nothing.
+    let _ = unsafe { call(libc::SYS_sched_yield, []) };
     Ok(Some(pid as i32))
 }
 
-pub(crate) fn exit_now(code: i32) -> ! {
-    // SAFETY: never returns.
-    unsafe { libc::_exit(code) }
+pub(crate) fn prctl(option: libc::c_int, value: usize) -> io::Result<usize> {
+    // SAFETY: only options that take integers are passed by the callers in this crate.
+    Ok(unsafe { call(libc::SYS_prctl, [option as usize, value, 0, 0, 0]) }?)
 }
 
-pub(crate) fn prctl(option: libc::c_int, value: libc::c_ulong) -> io::Result<()> {
-    // SAFETY: only options that take integers are passed by the callers in this crate.
-    check(unsafe { libc::prctl(option, value, 0, 0, 0) }.into()).map(drop)
+/// Whether this is the first process of its namespace.
+pub(crate) fn is_init() -> bool {
+    rustix::process::getpid() == rustix::process::Pid::INIT
 }
 
 /// File operations are checked as the payload's from here on; capabilities for other things stay.
 pub(crate) fn access_files_as(id: u32) {
     // SAFETY: integers only. The calls report the previous id, not success.
     unsafe {
-        libc::setfsgid(id);
-        libc::setfsuid(id);
+        let _ = call(libc::SYS_setfsgid, [id as usize]);
+        let _ = call(libc::SYS_setfsuid, [id as usize]);
     }
 }
 
@@ -54,73 +58,69 @@ pub(crate) fn access_files_as(id: u32) {
 pub(crate) fn become_payload(id: u32) -> io::Result<()> {
     for capability in 0..64 {
         // Most are gone already. To ask costs little; to drop makes new credentials each time.
-        // SAFETY: integers only.
-        match check(unsafe { libc::prctl(libc::PR_CAPBSET_READ, capability, 0, 0, 0) }.into()) {
+        match prctl(libc::PR_CAPBSET_READ, capability) {
             Ok(0) => {}
-            Ok(_) => prctl(libc::PR_CAPBSET_DROP, capability)?,
+            Ok(_) => drop(prctl(libc::PR_CAPBSET_DROP, capability)?),
             // The first number that this kernel does not know.
-            Err(error) if error.raw_os_error() == Some(libc::EINVAL) && capability > 30 => break,
+            Err(error) if error.errno() == Some(Errno::INVAL) && capability > 30 => break,
             Err(error) => return Err(error),
         }
     }
+    let id = id as usize;
     // SAFETY: plain integers; the raw calls act on this single-threaded process only.
     unsafe {
-        check(libc::syscall(libc::SYS_setgroups, 0, std::ptr::null::<libc::gid_t>()))?;
-        check(libc::syscall(libc::SYS_setresgid, id, id, id))?;
-        check(libc::syscall(libc::SYS_setresuid, id, id, id))?;
+        call(libc::SYS_setgroups, [0, 0])?;
+        call(libc::SYS_setresgid, [id, id, id])?;
+        call(libc::SYS_setresuid, [id, id, id])?;
     }
     Ok(())
 }
 
-pub(crate) fn set_rlimit(resource: libc::__rlimit_resource_t, soft: u64, hard: u64) -> io::Result<()> {
-    let limit = libc::rlimit { rlim_cur: soft, rlim_max: hard };
-    // SAFETY: `limit` outlives the call.
-    check(unsafe { libc::setrlimit(resource, &raw const limit) }.into()).map(drop)
-}
-
-pub(crate) fn hard_rlimit(resource: libc::__rlimit_resource_t) -> io::Result<u64> {
+/// Lowers both limits on a resource to `value`. A hard limit that is already lower cannot be raised, and need not be.
+pub(crate) fn lower_rlimit(resource: u32, value: u64) -> io::Result<()> {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: `limit` outlives the call.
-    check(unsafe { libc::getrlimit(resource, &raw mut limit) }.into())?;
-    Ok(limit.rlim_max)
+    let resource = resource as usize;
+    // SAFETY: the kernel stores or reads one `rlimit` of this process.
+    unsafe {
+        call(libc::SYS_prlimit64, [0, resource, 0, &raw mut limit as usize])?;
+        let value = limit.rlim_max.min(value);
+        (limit.rlim_cur, limit.rlim_max) = (value, value);
+        call(libc::SYS_prlimit64, [0, resource, &raw const limit as usize, 0])?;
+    }
+    Ok(())
 }
 
 pub(crate) fn install_filter(program: &[libc::sock_filter]) -> io::Result<()> {
     let program =
         libc::sock_fprog { len: program.len() as libc::c_ushort, filter: program.as_ptr().cast_mut() };
+    let mode = libc::SECCOMP_SET_MODE_FILTER as usize;
     // SAFETY: the kernel copies `len` instructions from `filter`, which outlives the call.
-    check(unsafe { libc::syscall(libc::SYS_seccomp, libc::SECCOMP_SET_MODE_FILTER, 0, &raw const program) })
-        .map(drop)
+    unsafe { call(libc::SYS_seccomp, [mode, 0, &raw const program as usize]) }?;
+    Ok(())
 }
 
-/// The Landlock ABI of this kernel, 0 where there is none.
-pub(crate) fn landlock_abi() -> i32 {
-    const LANDLOCK_CREATE_RULESET_VERSION: u32 = 1;
-    // SAFETY: with a null attribute and this flag the call only returns a number.
-    unsafe { libc::syscall(libc::SYS_landlock_create_ruleset, 0, 0, LANDLOCK_CREATE_RULESET_VERSION) as i32 }
-}
+/// What the kernel takes for a set of signals.
+const SIGNAL_SET: usize = size_of::<u64>();
 
 /// Blocks SIGCHLD and returns a descriptor that becomes readable when children change state.
 pub(crate) fn child_events() -> io::Result<OwnedFd> {
-    // SAFETY: the signal set is initialised by sigemptyset before use; the new descriptor has no other owner.
+    let set: u64 = 1 << (libc::SIGCHLD - 1);
+    let flags = (libc::SFD_CLOEXEC | libc::SFD_NONBLOCK) as usize;
+    // SAFETY: the kernel reads one set of signals; the new descriptor has no other owner.
     unsafe {
-        let mut set: libc::sigset_t = std::mem::zeroed();
-        libc::sigemptyset(&raw mut set);
-        libc::sigaddset(&raw mut set, libc::SIGCHLD);
-        check(libc::sigprocmask(libc::SIG_BLOCK, &raw const set, std::ptr::null_mut()).into())?;
-        let fd = check(libc::signalfd(-1, &raw const set, libc::SFD_CLOEXEC | libc::SFD_NONBLOCK).into())?;
+        call(libc::SYS_rt_sigprocmask, [libc::SIG_BLOCK as usize, &raw const set as usize, 0, SIGNAL_SET])?;
+        let fd = call(libc::SYS_signalfd4, [usize::MAX, &raw const set as usize, SIGNAL_SET, flags])?;
         Ok(OwnedFd::from_raw_fd(fd as RawFd))
     }
 }
 
-/// No signal blocked, SIGPIPE at its default again (Rust ignores it, and that survives exec).
+/// No signal blocked, SIGPIPE at its default again (it is ignored here, and that survives exec).
 pub(crate) fn default_signals() -> io::Result<()> {
-    // SAFETY: the set is initialised by sigemptyset; SIG_DFL is a valid disposition.
+    let (set, action) = (0u64, [0u64; 4]);
+    // SAFETY: the kernel reads one set of signals, and one `sigaction` of its own kind, in which zeros mean the default.
     unsafe {
-        let mut set: libc::sigset_t = std::mem::zeroed();
-        libc::sigemptyset(&raw mut set);
-        check(libc::sigprocmask(libc::SIG_SETMASK, &raw const set, std::ptr::null_mut()).into())?;
-        libc::signal(libc::SIGPIPE, libc::SIG_DFL);
+        call(libc::SYS_rt_sigprocmask, [libc::SIG_SETMASK as usize, &raw const set as usize, 0, SIGNAL_SET])?;
+        call(libc::SYS_rt_sigaction, [libc::SIGPIPE as usize, &raw const action as usize, 0, SIGNAL_SET])?;
     }
     Ok(())
 }
@@ -128,11 +128,14 @@ pub(crate) fn default_signals() -> io::Result<()> {
 /// One child that ended. `__WALL` also takes traced threads: without it, a payload whose second thread asked to be
 /// traced would never become reapable.
 pub(crate) fn reap() -> Option<(i32, WaitStatus, ProcessUsage)> {
-    let mut status = 0;
-    // SAFETY: all-zero is a valid `rusage`; both outputs outlive the call.
+    let mut status: libc::c_int = 0;
+    let mut usage = MaybeUninit::<libc::rusage>::zeroed();
+    let flags = (libc::WNOHANG | libc::__WALL) as usize;
+    // SAFETY: both outputs outlive the call; all-zero is a valid `rusage`, whether it is filled or not.
     let (pid, usage) = unsafe {
-        let mut usage: libc::rusage = std::mem::zeroed();
-        (libc::wait4(-1, &raw mut status, libc::WNOHANG | libc::__WALL, &raw mut usage), usage)
+        let pid =
+            call(libc::SYS_wait4, [usize::MAX, &raw mut status as usize, flags, usage.as_mut_ptr() as usize]);
+        (pid.unwrap_or(0) as i32, usage.assume_init())
     };
     if pid <= 0 {
         return None;
@@ -156,13 +159,23 @@ pub(crate) fn reap() -> Option<(i32, WaitStatus, ProcessUsage)> {
 
 pub(crate) fn kill(pid: i32, signal: i32) -> io::Result<()> {
     // SAFETY: integers only.
-    check(unsafe { libc::kill(pid, signal) }.into()).map(drop)
+    unsafe { call(libc::SYS_kill, [pid as isize as usize, signal as usize]) }?;
+    Ok(())
 }
 
 /// Puts `source` at number `target`, inheritable.
 pub(crate) fn move_fd(source: BorrowedFd<'_>, target: RawFd) -> io::Result<()> {
     // SAFETY: the child owns its numbers 0–2; sources are above them.
-    check(unsafe { libc::dup3(source.as_raw_fd(), target, 0) }.into()).map(drop)
+    unsafe { call(libc::SYS_dup3, [source.as_raw_fd() as usize, target as usize, 0]) }?;
+    Ok(())
+}
+
+/// One more descriptor than there should be. Never closed: it is meant to be inherited.
+#[cfg(feature = "weaken")]
+pub(crate) fn duplicate_stdin() -> io::Result<()> {
+    // SAFETY: takes an integer.
+    unsafe { call(libc::SYS_dup, [0]) }?;
+    Ok(())
 }
 
 /// Closes everything beyond the standard streams but these, which move to 3, 4 and 5 and close at exec.
@@ -170,15 +183,16 @@ pub(crate) fn only_these(kept: [BorrowedFd<'_>; 3]) -> io::Result<[BorrowedFd<'s
     // First out of the way of each other, and of what the guest has at these numbers.
     let mut aside = [0; 3];
     for (aside, fd) in aside.iter_mut().zip(kept) {
+        let arguments = [fd.as_raw_fd() as usize, libc::F_DUPFD_CLOEXEC as usize, 6];
         // SAFETY: takes integers; the number that it returns is used by nothing else.
-        *aside = check(unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_DUPFD_CLOEXEC, 6) }.into())? as RawFd;
+        *aside = unsafe { call(libc::SYS_fcntl, arguments) }?;
     }
     for (target, aside) in (3..).zip(aside) {
         // SAFETY: this forked child gives up everything of the guest's, which is what has these numbers.
-        check(unsafe { libc::dup3(aside, target, libc::O_CLOEXEC) }.into())?;
+        unsafe { call(libc::SYS_dup3, [aside, target, libc::O_CLOEXEC as usize]) }?;
     }
     // SAFETY: nothing that this child still uses is above 5.
-    check(unsafe { libc::syscall(libc::SYS_close_range, 6, u32::MAX, 0) })?;
+    unsafe { call(libc::SYS_close_range, [6, u32::MAX as usize, 0]) }?;
     // SAFETY: all were opened just now and stay open until exec or exit, but for `close_early`.
     Ok(unsafe { [BorrowedFd::borrow_raw(3), BorrowedFd::borrow_raw(4), BorrowedFd::borrow_raw(5)] })
 }
@@ -186,23 +200,28 @@ pub(crate) fn only_these(kept: [BorrowedFd<'_>; 3]) -> io::Result<[BorrowedFd<'s
 /// Closes a descriptor of [`only_these`] that is not used any more.
 pub(crate) fn close_early(fd: BorrowedFd<'_>) {
     // SAFETY: whoever calls this does not use it again.
-    unsafe { libc::close(fd.as_raw_fd()) };
+    let _ = unsafe { call(libc::SYS_close, [fd.as_raw_fd() as usize]) };
 }
 
+/// Returns only if that fails.
 pub(crate) fn exec(program: &CString, argv: &[CString], env: &[CString]) -> io::Error {
     let pointers = |strings: &[CString]| -> Vec<*const libc::c_char> {
-        strings.iter().map(|s| s.as_ptr()).chain([std::ptr::null()]).collect()
+        strings.iter().map(|s| s.as_ptr()).chain([null()]).collect()
     };
     let (argv, env) = (pointers(argv), pointers(env));
+    let arguments = [program.as_ptr() as usize, argv.as_ptr() as usize, env.as_ptr() as usize];
     // SAFETY: null-terminated arrays of NUL-terminated strings that live until the call.
-    unsafe { libc::execve(program.as_ptr(), argv.as_ptr(), env.as_ptr()) };
-    io::Error::last_os_error()
+    match unsafe { call(libc::SYS_execve, arguments) } {
+        Err(error) => error.into(),
+        Ok(_) => io::Error::other("exec returned"),
+    }
 }
 
 /// Bytes waiting in a pipe.
 pub(crate) fn readable_bytes(fd: BorrowedFd<'_>) -> u64 {
     let mut count: libc::c_int = 0;
+    let arguments = [fd.as_raw_fd() as usize, libc::FIONREAD as usize, &raw mut count as usize];
     // SAFETY: FIONREAD stores one int.
-    let result = unsafe { libc::ioctl(fd.as_raw_fd(), libc::FIONREAD, &raw mut count) };
-    if result < 0 { 0 } else { count as u64 }
+    let result = unsafe { call(libc::SYS_ioctl, arguments) };
+    if result.is_err() { 0 } else { count as u64 }
 }

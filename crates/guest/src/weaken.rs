@@ -3,7 +3,10 @@
 //! The layers are named at the end of the program's own file (`\nwithout:NAME,NAME\n`), which the test appends to
 //! it. This module is compiled with the feature `weaken` alone, and `casemate` is never built with it.
 
+use std::borrow::ToOwned;
+use std::string::String;
 use std::sync::LazyLock;
+use std::vec::Vec;
 
 static WITHOUT: LazyLock<Vec<String>> = LazyLock::new(|| {
     let program = std::fs::read("/proc/self/exe").unwrap_or_default();
@@ -22,10 +25,9 @@ pub fn without(layer: &str) -> bool {
 }
 
 /// Without the layer `descriptors`, one more than 0–2 survives the coming `execve`.
-pub fn leave_a_descriptor() -> std::io::Result<()> {
+pub fn leave_a_descriptor() -> casemate_bare::io::Result<()> {
     if without("descriptors") {
-        // Never closed: it is meant to be inherited.
-        std::mem::forget(rustix::io::dup(std::io::stdin())?);
+        crate::sys::duplicate_stdin()?;
     }
     Ok(())
 }

@@ -6,17 +6,19 @@
 //! ```
 //! A cell that dies by itself stays until the engine finishes it, so that its counters can still be read.
 
-use std::collections::BTreeMap;
-use std::fs::{self, File};
-use std::io::{self, Read, Write};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::time::Instant;
+use alloc::collections::{BTreeMap, BTreeSet};
+use alloc::format;
+use alloc::string::{String, ToString};
+use alloc::vec::Vec;
 
+use casemate_bare::{Moment, files, io};
 use casemate_guest::{BORN, HELD};
 use casemate_wire::launch::{
     Answer, CellId, CellSpec, Counters, ID_BLOCK_SIZE, ID_BLOCKS, Image, Posture, Wall, block_start,
 };
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{AtFlags, Gid, Mode, Uid, chmodat, chownat, fstatvfs, mkdirat};
+use rustix::io::Errno;
 use rustix::mount::{
     FsMountFlags, FsOpenFlags, FsPickFlags, MountAttrFlags, fsconfig_create, fsconfig_reconfigure,
     fsconfig_set_string, fsmount, fsopen, fspick,
@@ -84,7 +86,7 @@ struct Cell {
     scratch: Option<OwnedFd>,
     wall: Wall,
     /// The gate at which the first payload waits.
-    release: File,
+    release: OwnedFd,
     /// The engine has said that it may go.
     may_proceed: bool,
     /// What was killed one by one, and may not have died yet.
@@ -94,7 +96,7 @@ struct Cell {
 enum State {
     /// The report says how far it came, and ends when the first payload waits.
     Starting {
-        report: File,
+        report: OwnedFd,
         received: Vec<u8>,
         ops: Vec<Op>,
         /// Why the launcher did not do its part, so that the child could not go on.
@@ -123,9 +125,9 @@ struct Parts {
 struct Started {
     pid: i32,
     pidfd: OwnedFd,
-    go: File,
-    report: File,
-    release: File,
+    go: OwnedFd,
+    report: OwnedFd,
+    release: OwnedFd,
 }
 
 /// A request that could not be carried out: the step and what the kernel said.
@@ -147,7 +149,7 @@ impl Cells {
     pub(crate) fn new(mode: LauncherMode, root: bool, tree: Tree, host: Namespaces) -> Cells {
         let exists = |mask: &&Mask| {
             let (Mask::File(path) | Mask::Directory(path)) = mask;
-            fs::symlink_metadata(format!("{}/{path}", mode.proc())).is_ok()
+            rustix::fs::lstat(format!("{}/{path}", mode.proc())).is_ok()
         };
         Cells {
             masks: recipe::PROC_MASKS.iter().filter(exists).copied().collect(),
@@ -339,15 +341,14 @@ impl Cells {
                     scratch: parts.scratch.as_ref().map(OwnedFd::as_fd),
                     group: &parts.group,
                     channel,
-                    go: File::from(go_read),
-                    report: File::from(report_write),
-                    release: File::from(release_read),
+                    go: go_read,
+                    report: report_write,
+                    release: release_read,
                 };
                 interpret::build(&parts.ops, site)
             }
             Cloned::Parent { pid, pidfd } => {
-                let (go, report) = (File::from(go_write), File::from(report_read));
-                Ok(Started { pid, pidfd, go, report, release: File::from(release_write) })
+                Ok(Started { pid, pidfd, go: go_write, report: report_read, release: release_write })
             }
         }
     }
@@ -363,10 +364,10 @@ impl Cells {
                     Some(block) => format!("0 {} {ID_BLOCK_SIZE}", block_start(block)),
                     None => format!("{PAYLOAD_ID} {own} 1"),
                 };
-                fs::write(format!("{proc}/{pid}/{file}"), map).map_err(Failure::at("map ids"))?;
+                files::write(&format!("{proc}/{pid}/{file}"), &map).map_err(Failure::at("map ids"))?;
             }
         }
-        fs::write(format!("{proc}/{pid}/oom_score_adj"), OOM_SCORE_ADJ).map_err(Failure::at("oom score"))
+        files::write(&format!("{proc}/{pid}/oom_score_adj"), OOM_SCORE_ADJ).map_err(Failure::at("oom score"))
     }
 
     /// Descriptors to poll for reports of starting cells.
@@ -385,23 +386,23 @@ impl Cells {
         };
         let mut buffer = [0; 4096];
         loop {
-            match report.read(&mut buffer) {
+            match rustix::io::read(&*report, &mut buffer) {
                 Ok(0) => break,
                 Ok(n) => received.extend_from_slice(&buffer[..n]),
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                Err(Errno::AGAIN) => {
                     // There is a payload, which is being confined meanwhile. What cannot be read yet is read then.
                     if surroundings.is_none() && received[..] == [BORN] {
                         *surroundings = find_payload(self.mode.proc(), cell.pid, &self.host).ok();
                     }
                     return None;
                 }
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(Errno::INTR) => {}
                 Err(_) => break,
             }
         }
         let report = parse_report(received, ops);
         let (refused, surroundings) = (refused.take(), surroundings.take());
-        let began = Instant::now();
+        let began = Moment::now();
         let looked_at = match report {
             Report::Held(steps) => self.look_at_payload(id, surroundings).map(|posture| (steps, posture)),
             Report::Failed(failure) => Err(match refused {
@@ -443,10 +444,10 @@ impl Cells {
         if !cell.may_proceed || !matches!(cell.state, State::Held { .. }) {
             return None;
         }
-        let State::Held { steps, posture } = std::mem::replace(&mut cell.state, State::Running) else {
+        let State::Held { steps, posture } = core::mem::replace(&mut cell.state, State::Running) else {
             return None;
         };
-        match cell.release.write_all(&[1]) {
+        match io::write_all(&cell.release, &[1]) {
             Ok(()) => Some(Answer::Running { id, steps, posture }),
             Err(error) => {
                 self.doom(id);
@@ -579,8 +580,8 @@ impl Cells {
 }
 
 /// Lets a waiting child build its cell. Without this byte it ends by itself.
-fn go_ahead(mut go: File) -> Result<(), Failure> {
-    go.write_all(&[1]).map_err(Failure::at("let go"))
+fn go_ahead(go: OwnedFd) -> Result<(), Failure> {
+    io::write_all(&go, &[1]).map_err(Failure::at("let go"))
 }
 
 /// The first payload of the cell with this guest.
@@ -672,7 +673,7 @@ fn give_scratch(scratch: &OwnedFd, quota: Quota, owner: Option<u32>) -> io::Resu
 /// Ends everything below `root` where neither a PID namespace nor a cgroup does it: stop all first, so that nothing
 /// can fork away from the signals, then kill. Orphans stay below `root`, which is their subreaper. Returns what was killed.
 fn kill_tree(proc: &str, root: i32) -> Vec<i32> {
-    let mut stopped = std::collections::HashSet::new();
+    let mut stopped = BTreeSet::new();
     for _ in 0..100 {
         let fresh: Vec<i32> =
             inspect::descendants(proc, root).into_iter().filter(|pid| stopped.insert(*pid)).collect();

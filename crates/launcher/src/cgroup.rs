@@ -4,13 +4,16 @@
 //! Groups sit at the top of each hierarchy (as other container engines do), so that a later process can find what a killed
 //! one left; and there are none above them, because each costs as much to make and to remove as a mount namespace.
 
-use std::fs;
-use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::path::{Path, PathBuf};
+use alloc::borrow::ToOwned;
+use alloc::format;
+use alloc::string::{String, ToString};
+use alloc::vec::Vec;
+use core::time::Duration;
 
+use casemate_bare::{files, io};
 use casemate_wire::launch::{CellSpec, Cgroups, Counters, RunId};
-use rustix::fs::{AtFlags, CWD, Mode, OFlags, mkdirat, openat, unlinkat};
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, mkdirat, openat, unlinkat};
 
 /// How the name of every group of ours begins.
 const PREFIX: &str = "casemate-";
@@ -144,7 +147,7 @@ impl Tree {
             match open_hierarchy(version, &mount, controllers, root) {
                 Ok(Some(hierarchy)) => tree.hierarchies.push(hierarchy),
                 Ok(None) => {}
-                Err(error) => tree.missing = Some(format!("{}: {error}", mount.display())),
+                Err(error) => tree.missing = Some(format!("{}: {error}", mount)),
             }
         }
         if tree.hierarchies.is_empty() && tree.missing.is_none() {
@@ -386,22 +389,22 @@ fn drain(group: BorrowedFd<'_>) -> io::Result<()> {
         if empty {
             return Ok(());
         }
-        std::thread::sleep(std::time::Duration::from_millis(10));
+        crate::sys::sleep(Duration::from_millis(10));
     }
     Err(io::Error::other("processes of a dead run do not end"))
 }
 
 /// All mounted hierarchies, with the controllers of interest.
-fn find_mounts() -> io::Result<Vec<(Version, PathBuf, Vec<Controller>)>> {
-    let mut found: Vec<(Version, PathBuf, Vec<Controller>)> = Vec::new();
-    for line in fs::read_to_string("/proc/self/mountinfo")?.lines() {
+fn find_mounts() -> io::Result<Vec<(Version, String, Vec<Controller>)>> {
+    let mut found: Vec<(Version, String, Vec<Controller>)> = Vec::new();
+    for line in files::read_text("/proc/self/mountinfo")?.lines() {
         let Some((left, right)) = line.split_once(" - ") else { continue };
-        let Some(point) = left.split(' ').nth(4).map(PathBuf::from) else { continue };
+        let Some(point) = left.split(' ').nth(4).map(String::from) else { continue };
         let mut right = right.split(' ');
         let (kind, options) = (right.next(), right.nth(1).unwrap_or_default());
         match kind {
             Some("cgroup2") => {
-                let text = fs::read_to_string(point.join("cgroup.controllers")).unwrap_or_default();
+                let text = files::read_text(&format!("{point}/cgroup.controllers")).unwrap_or_default();
                 let controllers = text.split_whitespace().filter_map(Controller::parse).collect();
                 found.push((Version::V2, point, controllers));
             }
@@ -420,7 +423,7 @@ fn find_mounts() -> io::Result<Vec<(Version, PathBuf, Vec<Controller>)>> {
 /// Finds where groups can be made in a hierarchy. `None`: it is of no use.
 fn open_hierarchy(
     version: Version,
-    mount: &Path,
+    mount: &str,
     controllers: Vec<Controller>,
     root: bool,
 ) -> io::Result<Option<Hierarchy>> {
@@ -428,12 +431,12 @@ fn open_hierarchy(
         Version::V1 => mount.to_owned(),
         Version::V2 if root => mount.to_owned(),
         // Unprivileged, only a delegated subtree will do: beside our own group.
-        Version::V2 => match own_v2_group()?.parent() {
-            Some(parent) => mount.join(parent.strip_prefix("/").unwrap_or(parent)),
-            None => return Ok(None),
+        Version::V2 => match own_v2_group()?.rsplit_once('/') {
+            Some((parent, own)) if !own.is_empty() => format!("{mount}{parent}"),
+            _ => return Ok(None),
         },
     };
-    let base = openat(CWD, &base, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
+    let base = openat(CWD, base, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
     rustix::fs::accessat(&base, ".", rustix::fs::Access::WRITE_OK, AtFlags::EACCESS)?;
     if version == Version::V2 {
         enable(base.as_fd(), &controllers)?;
@@ -459,10 +462,11 @@ fn enable(dir: BorrowedFd<'_>, controllers: &[Controller]) -> io::Result<()> {
     Ok(())
 }
 
-fn own_v2_group() -> io::Result<PathBuf> {
-    let text = fs::read_to_string("/proc/self/cgroup")?;
+/// As an absolute path; `/` is the root of the tree.
+fn own_v2_group() -> io::Result<String> {
+    let text = files::read_text("/proc/self/cgroup")?;
     let path = text.lines().find_map(|line| line.strip_prefix("0::"));
-    path.map(PathBuf::from).ok_or_else(|| io::Error::other("this process is in no v2 group"))
+    path.map(String::from).ok_or_else(|| io::Error::other("this process is in no v2 group"))
 }
 
 /// A cell's group is its own: one that exists already is an error.
@@ -484,15 +488,8 @@ fn remove_directory(at: BorrowedFd<'_>, name: &str) -> io::Result<()> {
 }
 
 fn subdirectories(dir: BorrowedFd<'_>) -> io::Result<Vec<String>> {
-    let mut names = Vec::new();
-    for entry in rustix::fs::Dir::read_from(dir)? {
-        let entry = entry?;
-        let name = entry.file_name().to_string_lossy().into_owned();
-        if entry.file_type() == rustix::fs::FileType::Directory && !name.starts_with('.') {
-            names.push(name);
-        }
-    }
-    Ok(names)
+    let entries = files::list(dir)?.into_iter();
+    Ok(entries.filter(|(_, kind)| *kind == FileType::Directory).map(|(name, _)| name).collect())
 }
 
 fn write(dir: BorrowedFd<'_>, file: &str, value: &str) -> io::Result<()> {
@@ -511,7 +508,7 @@ fn write_if_present(dir: BorrowedFd<'_>, file: &str, value: &str) -> io::Result<
 }
 
 fn read(dir: BorrowedFd<'_>, file: &str) -> Option<String> {
-    crate::sys::read_text_at(dir, file).ok()
+    files::read_text_at(dir, file).ok()
 }
 
 /// What a counter says now.
@@ -522,13 +519,13 @@ fn look(gauge: &OwnedFd, buffer: &mut [u8; 2048]) -> Option<usize> {
 fn number(gauge: &OwnedFd) -> Option<u64> {
     let mut buffer = [0; 2048];
     let length = look(gauge, &mut buffer)?;
-    std::str::from_utf8(&buffer[..length]).ok()?.trim().parse().ok()
+    core::str::from_utf8(&buffer[..length]).ok()?.trim().parse().ok()
 }
 
 /// The number after `key` in a file of `key number` lines.
 fn keyed(gauge: &OwnedFd, key: &str) -> Option<u64> {
     let mut buffer = [0; 2048];
     let length = look(gauge, &mut buffer)?;
-    let text = std::str::from_utf8(&buffer[..length]).ok()?;
+    let text = core::str::from_utf8(&buffer[..length]).ok()?;
     text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(' ')?.trim().parse().ok())
 }

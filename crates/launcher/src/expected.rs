@@ -1,5 +1,8 @@
 //! What a payload must look like from outside before it may run.
 
+use alloc::format;
+use alloc::string::String;
+
 use casemate_wire::launch::{Posture, Wall};
 
 /// The properties that the observed posture is held against.

@@ -8,9 +8,10 @@
 //! ```
 //! Rootless, all of it happens inside a user namespace where the launcher has every capability.
 
-use std::fs;
-use std::io;
+use alloc::format;
+use alloc::string::String;
 
+use casemate_bare::{files, io};
 use rustix::fs::{CWD, Mode, mkdirat};
 use rustix::mount::{MountFlags, MountPropagationFlags, UnmountFlags, mount, mount_change, unmount};
 use rustix::process::{chdir, getegid, geteuid};
@@ -40,9 +41,9 @@ pub(crate) fn enter(root: bool) -> Result<(), String> {
 fn enter_user_namespace() -> io::Result<()> {
     let (uid, gid) = (geteuid().as_raw(), getegid().as_raw());
     sys::unshare(libc::CLONE_NEWUSER)?;
-    fs::write("/proc/self/setgroups", "deny")?;
-    fs::write("/proc/self/uid_map", format!("{uid} {uid} 1"))?;
-    fs::write("/proc/self/gid_map", format!("{gid} {gid} 1"))
+    files::write("/proc/self/setgroups", "deny")?;
+    files::write("/proc/self/uid_map", &format!("{uid} {uid} 1"))?;
+    files::write("/proc/self/gid_map", &format!("{gid} {gid} 1"))
 }
 
 fn build_root() -> io::Result<()> {
@@ -63,7 +64,7 @@ fn build_root() -> io::Result<()> {
 
 /// Whether cells can have user namespaces of their own; the number that may be made is a setting of the host.
 pub(crate) fn user_namespaces_allowed() -> Result<(), String> {
-    let setting = fs::read_to_string(format!("{PROC}/sys/user/max_user_namespaces"));
+    let setting = files::read_text(&format!("{PROC}/sys/user/max_user_namespaces"));
     match setting.as_deref().map(str::trim) {
         Ok("0") => Err("user.max_user_namespaces is 0".into()),
         _ => Ok(()),
@@ -73,5 +74,5 @@ pub(crate) fn user_namespaces_allowed() -> Result<(), String> {
 /// Forgets a prepared image.
 pub(crate) fn drop_image(path: &str) -> io::Result<()> {
     unmount(path, UnmountFlags::DETACH)?;
-    fs::remove_dir(path)
+    Ok(rustix::fs::rmdir(path)?)
 }

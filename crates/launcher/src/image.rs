@@ -4,12 +4,13 @@
 //! directories are bound. So a cell's `/tmp`, `/work`, `/proc` and `/dev` exist whatever the image looks like, and
 //! no byte is written into it.
 
-use std::collections::HashMap;
-use std::ffi::CString;
-use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::path::Path;
+use alloc::collections::BTreeMap;
+use alloc::format;
+use alloc::string::String;
+use alloc::vec::Vec;
 
+use casemate_bare::{files, io};
+use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use rustix::fs::{
     AtFlags, CWD, Dir, FileType, Mode, OFlags, ResolveFlags, fstat, major, minor, mkdirat, openat, openat2,
     readlinkat, statat, symlinkat,
@@ -68,7 +69,7 @@ type Key = (u64, u64, i64, i64);
 #[derive(Default)]
 pub(crate) struct Images {
     host: Option<String>,
-    directories: HashMap<Key, String>,
+    directories: BTreeMap<Key, String>,
     made: u32,
 }
 
@@ -93,7 +94,7 @@ impl Images {
             let host_etc = open_directory(host.as_fd(), "etc")?;
             // /usr links into the alternatives; the loader cache only lists libraries.
             adopt(host_etc.as_fd(), "alternatives", etc.as_fd())?;
-            if let Ok(cache) = std::fs::read(Path::new(HOST).join("etc/ld.so.cache")) {
+            if let Ok(cache) = files::read(&format!("{HOST}/etc/ld.so.cache")) {
                 write_file(etc.as_fd(), "ld.so.cache", &cache)?;
             }
             mkdirat(tree, "var", Mode::from_raw_mode(0o755))?;
@@ -113,7 +114,7 @@ impl Images {
             return Ok(path.clone());
         }
         if self.directories.len() >= KEPT {
-            for (_, path) in self.directories.drain() {
+            for path in core::mem::take(&mut self.directories).into_values() {
                 home::drop_image(&path)?;
             }
         }
@@ -126,7 +127,7 @@ impl Images {
                 let name = entry
                     .file_name()
                     .to_str()
-                    .map_err(|_| io::Error::from(io::ErrorKind::InvalidFilename))?;
+                    .map_err(|_| io::Error::other("a name in the image is not UTF-8"))?;
                 if !matches!(name, "." | "..") && !OURS.contains(&name) {
                     adopt(source.as_fd(), name, tree)?;
                 }
@@ -265,6 +266,6 @@ fn open_directory(at: BorrowedFd<'_>, path: &str) -> io::Result<OwnedFd> {
 
 fn write_file(at: BorrowedFd<'_>, name: &str, bytes: &[u8]) -> io::Result<()> {
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-    let fd = openat(at, CString::new(name)?, flags, Mode::from_raw_mode(0o644))?;
-    io::Write::write_all(&mut std::fs::File::from(fd), bytes)
+    let fd = openat(at, name, flags, Mode::from_raw_mode(0o644))?;
+    io::write_all(&fd, bytes)
 }

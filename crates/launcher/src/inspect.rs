@@ -1,13 +1,16 @@
 //! Reads a payload's posture from outside: what `/proc` of the host says, not what anything inside claims.
 
-use std::fs;
-use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use alloc::borrow::ToOwned;
+use alloc::format;
+use alloc::string::String;
+use alloc::vec;
+use alloc::vec::Vec;
 
+use casemate_bare::files::{list_path, read_text, read_text_at};
+use casemate_bare::io;
 use casemate_wire::launch::{Mount, Posture};
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{Mode, OFlags, open, openat, readlinkat};
-
-use crate::sys::{read_text, read_text_at};
 
 /// Namespaces of interest, as named under `/proc/PID/ns`.
 const NAMESPACES: [&str; 7] = ["user", "mnt", "pid", "net", "ipc", "uts", "cgroup"];
@@ -17,9 +20,9 @@ pub(crate) fn descendants(proc: &str, root: i32) -> Vec<i32> {
     let mut found = Vec::new();
     let mut queue = vec![root];
     while let Some(pid) = queue.pop() {
-        let Ok(tasks) = fs::read_dir(format!("{proc}/{pid}/task")) else { continue };
-        for task in tasks.flatten() {
-            let children = children(&task.path().to_string_lossy());
+        let Ok(tasks) = list_path(&format!("{proc}/{pid}/task")) else { continue };
+        for (task, _) in tasks {
+            let children = children(&format!("{proc}/{pid}/task/{task}"));
             found.extend(&children);
             queue.extend(children);
         }
@@ -167,7 +170,7 @@ fn rlimits(text: &str) -> Vec<(String, String)> {
 
 /// Which of these are children of this process, or of one of each other.
 pub(crate) fn children_among(proc: &str, pids: &[i32]) -> Vec<i32> {
-    let own = std::process::id() as i32;
+    let own = rustix::process::getpid().as_raw_nonzero().get();
     let parent = |pid: i32| -> Option<i32> {
         let stat = read_text(&format!("{proc}/{pid}/stat")).ok()?;
         stat.rsplit_once(')')?.1.split_whitespace().nth(1)?.parse().ok()
@@ -178,8 +181,7 @@ pub(crate) fn children_among(proc: &str, pids: &[i32]) -> Vec<i32> {
 
 /// How many threads these processes have together: what a limit on processes counts.
 pub(crate) fn threads(proc: &str, pids: &[i32]) -> u64 {
-    let count =
-        |pid: &i32| fs::read_dir(format!("{proc}/{pid}/task")).map_or(0, |tasks| tasks.count() as u64);
+    let count = |pid: &i32| list_path(&format!("{proc}/{pid}/task")).map_or(0, |tasks| tasks.len() as u64);
     pids.iter().map(count).sum()
 }
 
@@ -188,9 +190,9 @@ pub(crate) fn most_open_files(proc: &str, pids: &[i32]) -> Option<u64> {
     let count = |pid: &i32| {
         let dir = format!("{proc}/{pid}/fd");
         // Since Linux 6.2 the size of the directory is the number of descriptors.
-        match fs::metadata(&dir).ok()?.len() {
-            0 => fs::read_dir(&dir).ok().map(|entries| entries.count() as u64),
-            count => Some(count),
+        match rustix::fs::stat(&dir).ok()?.st_size {
+            0 => list_path(&dir).ok().map(|entries| entries.len() as u64),
+            count => Some(count as u64),
         }
     };
     pids.iter().filter_map(count).max()

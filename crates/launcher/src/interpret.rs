@@ -1,12 +1,14 @@
 //! Carries out the recipe inside the child, one operation after the other.
 
-use std::fs::File;
-use std::io::{self, Read, Write};
-use std::os::fd::{AsRawFd, BorrowedFd};
-use std::time::Instant;
+use alloc::format;
+use alloc::string::{String, ToString};
+use alloc::vec;
+use alloc::vec::Vec;
 
+use casemate_bare::{Moment, io};
 use casemate_guest::Gate;
 use casemate_wire::launch::block_start;
+use rustix::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use rustix::fs::{CWD, Mode, OFlags};
 use rustix::mount::{
     MountFlags, MountPropagationFlags, MoveMountFlags, UnmountFlags, mount, mount_bind, mount_bind_recursive,
@@ -27,11 +29,11 @@ pub(crate) struct Site<'a> {
     pub(crate) group: &'a Group,
     pub(crate) channel: BorrowedFd<'a>,
     /// Readable once the launcher has done its part; closed without a byte if it could not.
-    pub(crate) go: File,
+    pub(crate) go: OwnedFd,
     /// Where the outcome goes. The guest's first payload writes the end of it.
-    pub(crate) report: File,
+    pub(crate) report: OwnedFd,
     /// Where that payload waits.
-    pub(crate) release: File,
+    pub(crate) release: OwnedFd,
 }
 
 /// The first byte of each part of a report.
@@ -41,20 +43,20 @@ pub(crate) const FAILURE: u8 = 1;
 /// Builds the cell around the calling process and becomes its guest. Never returns.
 pub(crate) fn build(ops: &[Op], mut site: Site<'_>) -> ! {
     let mut timings = vec![TIMINGS];
-    let mut last = Instant::now();
+    let mut last = Moment::now();
     for (index, &op) in ops.iter().enumerate() {
         if op == Op::BecomeGuest {
-            let gate = Gate { held: site.report.into(), words: timings, release: site.release.into() };
+            let gate = Gate { held: site.report, words: timings, release: site.release };
             casemate_guest::run(Some(gate))
         }
         if let Err(error) = perform(op, &mut site) {
             let mut report = vec![FAILURE, index as u8];
             report.extend(error.to_string().into_bytes());
-            let _ = site.report.write_all(&report);
+            let _ = io::write_all(&site.report, &report);
             break;
         }
-        let now = Instant::now();
-        timings.extend((now.duration_since(last).as_nanos() as u32).to_le_bytes());
+        let now = Moment::now();
+        timings.extend((now.since(last).as_nanos() as u32).to_le_bytes());
         last = now;
     }
     sys::exit_now(1)
@@ -66,7 +68,7 @@ fn perform(op: Op, site: &mut Site<'_>) -> io::Result<()> {
         Op::EnterCgroups => site.group.enter(),
         Op::AwaitLauncher => {
             sys::unblock_signals()?;
-            site.go.read_exact(&mut [0])
+            io::read_byte(&site.go).map(drop)
         }
         Op::TakeIds(Ids::NamespaceRoot) => sys::become_id(GUEST_ID),
         Op::TakeIds(Ids::HostBlock(block)) => sys::become_id(block_start(block)),
@@ -127,7 +129,7 @@ fn perform(op: Op, site: &mut Site<'_>) -> io::Result<()> {
             sys::keep_capabilities(0, bits(&[caps::SETUID, caps::SETGID]))
         }
         Op::KeepCapabilities(Capabilities::NoneToDrop) => sys::clear_ambient_capabilities(),
-        Op::DieWithLauncher => sys::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL as libc::c_ulong),
+        Op::DieWithLauncher => sys::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL as usize),
         Op::NoNewPrivileges => sys::prctl(libc::PR_SET_NO_NEW_PRIVS, 1),
         Op::Filter(program) => sys::install_filter(casemate_filter::program(program)),
         Op::OnlyTheChannel => {

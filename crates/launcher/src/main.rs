@@ -8,6 +8,13 @@
 //! Its standard input is the control socket. The descriptors that come with the first request are held for the sake of
 //! their locks.
 
+#![no_std]
+#![cfg_attr(feature = "bare", no_main)]
+
+extern crate alloc;
+#[cfg(not(feature = "bare"))]
+extern crate std;
+
 mod cells;
 mod cgroup;
 mod expected;
@@ -20,17 +27,20 @@ mod sys;
 #[cfg(feature = "weaken")]
 mod weaken;
 
-use std::io::{self, ErrorKind};
-use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::process::ExitCode;
-use std::time::{Duration, Instant};
+use alloc::string::ToString;
+use alloc::vec;
+use alloc::vec::Vec;
+use core::mem::MaybeUninit;
+use core::time::Duration;
 
+use casemate_bare::{Moment, files, io};
 use casemate_wire::PROTOCOL_VERSION;
 use casemate_wire::launch::{
     Ahead, Answer, CellId, Hello, Image, MAX_REQUEST, Op, Privilege, Request, Serves, covers_blocks,
 };
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use rustix::io::{Errno, IoSliceMut};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendFlags, recvmsg, send};
 
 use crate::cells::{Cells, Failure};
@@ -43,10 +53,10 @@ const LAST_SWEEP: Duration = Duration::from_secs(10);
 /// waiting for the very processor on which the launcher made its next network namespace.
 struct Pace {
     ahead: Ahead,
-    last_launch: Option<Instant>,
+    last_launch: Option<Moment>,
     /// The launches come one after the other: the next is due before any rest would be over.
     busy: bool,
-    due: Option<Instant>,
+    due: Option<Moment>,
 }
 
 impl Pace {
@@ -55,8 +65,8 @@ impl Pace {
 
     fn asked(&mut self, op: &Op) {
         if matches!(op, Op::Launch(_)) {
-            let now = Instant::now();
-            self.busy = self.last_launch.is_some_and(|last| now - last < 5 * Self::REST);
+            let now = Moment::now();
+            self.busy = self.last_launch.is_some_and(|last| now.since(last) < 5 * Self::REST);
             self.last_launch = Some(now);
         }
     }
@@ -64,12 +74,12 @@ impl Pace {
     fn answered(&mut self, answer: &Answer) {
         // Once a payload runs or has ended, nobody waits for us.
         if self.ahead == Ahead::Every && matches!(answer, Answer::Running { .. } | Answer::Finished { .. }) {
-            self.due = Some(Instant::now() + if self.busy { Self::BREATH } else { Self::REST });
+            self.due = Some(Moment::now() + if self.busy { Self::BREATH } else { Self::REST });
         }
     }
 
     fn left(&self) -> Option<Duration> {
-        self.due.map(|due| due.saturating_duration_since(Instant::now()))
+        self.due.map(|due| due.since(Moment::now()))
     }
 }
 
@@ -91,12 +101,20 @@ impl Mode {
     }
 }
 
-fn main() -> ExitCode {
+#[cfg(feature = "bare")]
+casemate_bare::program!(run);
+
+#[cfg(not(feature = "bare"))]
+fn main() {
+    std::process::exit(run())
+}
+
+fn run() -> i32 {
     match serve() {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(()) => 0,
         Err(error) => {
-            eprintln!("casemate-launcher: {error}");
-            ExitCode::FAILURE
+            io::complain(&alloc::format!("casemate-launcher: {error}\n"));
+            1
         }
     }
 }
@@ -105,6 +123,7 @@ fn serve() -> io::Result<()> {
     #[cfg(feature = "weaken")]
     weaken::load();
     sys::default_dispositions();
+    casemate_bare::ignore_broken_pipes();
     let control = sys::inherited_control()?;
     let Some((mode, ahead)) = receive_purpose(control.as_fd())? else { return Ok(()) };
     let events = sys::child_events()?;
@@ -122,7 +141,7 @@ fn serve() -> io::Result<()> {
         version: PROTOCOL_VERSION,
         privilege: if root { Privilege::Root } else { Privilege::Rootless },
         container,
-        landlock_abi: sys::landlock_abi(),
+        landlock_abi: casemate_guest::landlock_abi(),
         seccomp: sys::seccomp_available(),
         cgroups: tree.describe(),
     };
@@ -145,10 +164,10 @@ fn serve() -> io::Result<()> {
     }
     let served = run_loop(&mut cells, ahead, control.as_fd(), events.as_fd());
     cells.doom_all();
-    let deadline = Instant::now() + LAST_SWEEP;
+    let deadline = Moment::now() + LAST_SWEEP;
     loop {
         cells.sweep();
-        if cells.is_empty() || Instant::now() > deadline {
+        if cells.is_empty() || Moment::now() > deadline {
             break;
         }
         wait(&[(events.as_fd(), ())], Some(Duration::from_millis(2)))?;
@@ -158,14 +177,14 @@ fn serve() -> io::Result<()> {
     }
     match served {
         // Gone in the middle of a sentence: it was killed, and nobody is left to be told.
-        Err(error) if matches!(error.kind(), ErrorKind::BrokenPipe | ErrorKind::ConnectionReset) => Ok(()),
+        Err(error) if matches!(error.errno(), Some(Errno::PIPE | Errno::CONNRESET)) => Ok(()),
         served => served,
     }
 }
 
 /// Root of a user namespace with a few ids is no more than another user to us.
 fn owns_id_blocks() -> io::Result<bool> {
-    let covered = |map: &str| Ok::<_, io::Error>(covers_blocks(&std::fs::read_to_string(map)?));
+    let covered = |map: &str| Ok::<_, io::Error>(covers_blocks(&files::read_text(map)?));
     Ok(covered("/proc/self/uid_map")? && covered("/proc/self/gid_map")?)
 }
 
@@ -265,7 +284,7 @@ fn wait<T>(sources: &[(BorrowedFd<'_>, T)], patience: Option<Duration>) -> io::R
         sources.iter().map(|(fd, _)| PollFd::from_borrowed_fd(*fd, PollFlags::IN)).collect();
     let timeout = patience.map(|p| Timespec { tv_sec: 0, tv_nsec: i64::from(p.subsec_nanos()) });
     match poll(&mut polled, timeout.as_ref()) {
-        Ok(_) | Err(rustix::io::Errno::INTR) => {}
+        Ok(_) | Err(Errno::INTR) => {}
         Err(error) => return Err(error.into()),
     }
     Ok(polled.iter().enumerate().filter(|(_, fd)| !fd.revents().is_empty()).map(|(index, _)| index).collect())
@@ -303,7 +322,7 @@ fn receive(control: BorrowedFd<'_>) -> io::Result<Option<(Request, Vec<OwnedFd>)
     let mut buffer = [0; MAX_REQUEST];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
     let mut control_data = RecvAncillaryBuffer::new(&mut space);
-    let mut parts = [io::IoSliceMut::new(&mut buffer)];
+    let mut parts = [IoSliceMut::new(&mut buffer)];
     let received = recvmsg(control, &mut parts, &mut control_data, RecvFlags::CMSG_CLOEXEC)?;
     let mut fds = Vec::new();
     for message in control_data.drain() {

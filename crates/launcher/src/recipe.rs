@@ -4,6 +4,11 @@
 //! its operation. The order matters: names and mounts first, while the child is still root of its own namespaces;
 //! then everything that can only be lost; the filter last.
 
+use alloc::format;
+use alloc::string::String;
+use alloc::vec;
+use alloc::vec::Vec;
+
 use casemate_filter::{Network, Program};
 use casemate_wire::launch::{CellSpec, Wall};
 

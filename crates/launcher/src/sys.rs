@@ -1,14 +1,16 @@
 //! The system calls that `rustix` does not offer, each as thin as possible.
 #![allow(unsafe_code, reason = "raw system calls of the privileged path live here")]
 
-use std::ffi::CStr;
-use std::fs::File;
-use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use core::ffi::CStr;
+use core::mem::{size_of, zeroed};
+use core::time::Duration;
 
-fn check(result: libc::c_long) -> io::Result<libc::c_long> {
-    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
-}
+use casemate_bare::call::call;
+use casemate_bare::io;
+use rustix::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use rustix::io::Errno;
+
+pub(crate) use casemate_bare::exit_now;
 
 /// `libc` has it as an integer that is too narrow.
 const CLONE_INTO_CGROUP: u64 = 0x2_0000_0000;
@@ -23,7 +25,7 @@ pub(crate) enum Cloned {
 pub(crate) fn clone3(flags: u64, cgroup: Option<BorrowedFd<'_>>) -> io::Result<Cloned> {
     let mut pidfd: RawFd = -1;
     // SAFETY: `clone_args` is plain integers; all-zero is its documented neutral value.
-    let mut args: libc::clone_args = unsafe { std::mem::zeroed() };
+    let mut args: libc::clone_args = unsafe { zeroed() };
     args.flags = flags | libc::CLONE_PIDFD as u64;
     args.pidfd = &raw mut pidfd as u64;
     args.exit_signal = libc::SIGCHLD as u64;
@@ -33,7 +35,7 @@ pub(crate) fn clone3(flags: u64, cgroup: Option<BorrowedFd<'_>>) -> io::Result<C
     }
     // SAFETY: without CLONE_VM the child has its own copy of this single-threaded process, as after fork(2);
     // `args` outlives the call and its size is passed along.
-    match check(unsafe { libc::syscall(libc::SYS_clone3, &raw mut args, size_of::<libc::clone_args>()) })? {
+    match unsafe { call(libc::SYS_clone3, [&raw mut args as usize, size_of::<libc::clone_args>()]) }? {
         0 => Ok(Cloned::Child),
         // SAFETY: the kernel has just stored a new descriptor that nothing else owns.
         pid => Ok(Cloned::Parent { pid: pid as i32, pidfd: unsafe { OwnedFd::from_raw_fd(pidfd) } }),
@@ -42,7 +44,8 @@ pub(crate) fn clone3(flags: u64, cgroup: Option<BorrowedFd<'_>>) -> io::Result<C
 
 pub(crate) fn unshare(flags: libc::c_int) -> io::Result<()> {
     // SAFETY: changes namespaces of this single-threaded process only; no memory is involved.
-    check(unsafe { libc::unshare(flags) }.into()).map(drop)
+    unsafe { call(libc::SYS_unshare, [flags as usize]) }?;
+    Ok(())
 }
 
 /// Applies mount attributes to `path` (with everything below it if `recursive`).
@@ -62,38 +65,43 @@ pub(crate) fn mount_setattr(
         flags |= libc::AT_RECURSIVE;
     }
     // SAFETY: `path` is NUL-terminated and `attr` outlives the call; its size is passed along.
-    let result = unsafe {
-        libc::syscall(
+    unsafe {
+        call(
             libc::SYS_mount_setattr,
-            dir.as_raw_fd(),
-            path.as_ptr(),
-            flags,
-            &raw const attr,
-            size_of::<libc::mount_attr>(),
+            [
+                dir.as_raw_fd() as usize,
+                path.as_ptr() as usize,
+                flags as usize,
+                &raw const attr as usize,
+                size_of::<libc::mount_attr>(),
+            ],
         )
-    };
-    check(result).map(drop)
+    }?;
+    Ok(())
 }
 
 pub(crate) fn pivot_root_here() -> io::Result<()> {
     // SAFETY: both arguments are static NUL-terminated strings.
-    check(unsafe { libc::syscall(libc::SYS_pivot_root, c".".as_ptr(), c".".as_ptr()) }).map(drop)
+    unsafe { call(libc::SYS_pivot_root, [c".".as_ptr() as usize, c".".as_ptr() as usize]) }?;
+    Ok(())
 }
 
 /// Leaves every supplementary group, then sets real, effective and saved ids.
 pub(crate) fn become_id(id: u32) -> io::Result<()> {
     // SAFETY: plain integers; the raw calls act on this single-threaded process only.
+    let id = id as usize;
     unsafe {
-        check(libc::syscall(libc::SYS_setgroups, 0, std::ptr::null::<libc::gid_t>()))?;
-        check(libc::syscall(libc::SYS_setresgid, id, id, id))?;
-        check(libc::syscall(libc::SYS_setresuid, id, id, id))?;
+        call(libc::SYS_setgroups, [0, 0])?;
+        call(libc::SYS_setresgid, [id, id, id])?;
+        call(libc::SYS_setresuid, [id, id, id])?;
     }
     Ok(())
 }
 
-pub(crate) fn prctl(option: libc::c_int, value: libc::c_ulong) -> io::Result<()> {
+pub(crate) fn prctl(option: libc::c_int, value: usize) -> io::Result<()> {
     // SAFETY: only options that take integers are passed by the callers in this crate.
-    check(unsafe { libc::prctl(option, value, 0, 0, 0) }.into()).map(drop)
+    unsafe { call(libc::SYS_prctl, [option as usize, value, 0, 0, 0]) }?;
+    Ok(())
 }
 
 /// Every capability outside `bounding` leaves the bounding set for good, all leave the ambient set, and `permitted`
@@ -107,7 +115,7 @@ pub(crate) fn keep_capabilities(bounding: u64, permitted: u64) -> io::Result<()>
         match prctl(libc::PR_CAPBSET_DROP, capability) {
             Ok(()) => {}
             // The first number that this kernel does not know.
-            Err(error) if error.raw_os_error() == Some(libc::EINVAL) && capability > 30 => break,
+            Err(error) if error.errno() == Some(Errno::INVAL) && capability > 30 => break,
             Err(error) => return Err(error),
         }
     }
@@ -115,9 +123,7 @@ pub(crate) fn keep_capabilities(bounding: u64, permitted: u64) -> io::Result<()>
 }
 
 pub(crate) fn clear_ambient_capabilities() -> io::Result<()> {
-    // SAFETY: integers only.
-    check(unsafe { libc::prctl(libc::PR_CAP_AMBIENT, libc::PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0) }.into())
-        .map(drop)
+    prctl(libc::PR_CAP_AMBIENT, libc::PR_CAP_AMBIENT_CLEAR_ALL as usize)
 }
 
 /// Permitted and effective become `set`, inheritable becomes empty.
@@ -138,44 +144,47 @@ fn set_capabilities(set: u64) -> io::Result<()> {
     let half = |bits: u64| Data { effective: bits as u32, permitted: bits as u32, inheritable: 0 };
     let data = [half(set), half(set >> 32)];
     // SAFETY: header and data have the layout of version 3 of capset(2) and outlive the call.
-    check(unsafe { libc::syscall(libc::SYS_capset, &raw const header, data.as_ptr()) }).map(drop)
+    unsafe { call(libc::SYS_capset, [&raw const header as usize, data.as_ptr() as usize]) }?;
+    Ok(())
 }
 
 pub(crate) fn install_filter(program: &[libc::sock_filter]) -> io::Result<()> {
     let program =
         libc::sock_fprog { len: program.len() as libc::c_ushort, filter: program.as_ptr().cast_mut() };
     // SAFETY: the kernel copies `len` instructions from `filter`, which outlives the call.
-    check(unsafe { libc::syscall(libc::SYS_seccomp, libc::SECCOMP_SET_MODE_FILTER, 0, &raw const program) })
-        .map(drop)
+    let mode = libc::SECCOMP_SET_MODE_FILTER as usize;
+    unsafe { call(libc::SYS_seccomp, [mode, 0, &raw const program as usize]) }?;
+    Ok(())
 }
 
 pub(crate) fn join_new_keyring() -> io::Result<()> {
-    const KEYCTL_JOIN_SESSION_KEYRING: libc::c_int = 1;
+    const JOIN_SESSION_KEYRING: usize = 1;
     // SAFETY: a null name asks for a new anonymous keyring.
-    check(unsafe { libc::syscall(libc::SYS_keyctl, KEYCTL_JOIN_SESSION_KEYRING, 0) }).map(drop)
+    unsafe { call(libc::SYS_keyctl, [JOIN_SESSION_KEYRING, 0]) }?;
+    Ok(())
 }
 
-pub(crate) fn set_rlimit(resource: libc::__rlimit_resource_t, value: u64) -> io::Result<()> {
+pub(crate) fn set_rlimit(resource: u32, value: u64) -> io::Result<()> {
     let limit = libc::rlimit { rlim_cur: value, rlim_max: value };
     // SAFETY: `limit` outlives the call.
-    check(unsafe { libc::setrlimit(resource, &raw const limit) }.into()).map(drop)
+    unsafe { call(libc::SYS_prlimit64, [0, resource as usize, &raw const limit as usize, 0]) }?;
+    Ok(())
 }
 
 /// Brings up `lo` in the current network namespace.
 pub(crate) fn raise_loopback() -> io::Result<()> {
-    // SAFETY: socket(2) takes integers; the new descriptor is owned by nothing else.
-    let socket = unsafe {
-        let fd = check(libc::socket(libc::AF_INET, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0).into())?;
-        OwnedFd::from_raw_fd(fd as RawFd)
-    };
+    use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
+    let socket = socket_with(AddressFamily::INET, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?;
     // SAFETY: all-zero is a valid `ifreq`; the name "lo" and the flags are set before use, and it outlives the call.
     unsafe {
-        let mut request: libc::ifreq = std::mem::zeroed();
+        let mut request: libc::ifreq = zeroed();
         request.ifr_name[0] = b'l' as libc::c_char;
         request.ifr_name[1] = b'o' as libc::c_char;
         request.ifr_ifru.ifru_flags = (libc::IFF_UP | libc::IFF_RUNNING) as libc::c_short;
-        check(libc::ioctl(socket.as_raw_fd(), libc::SIOCSIFFLAGS, &raw mut request).into()).map(drop)
+        let arguments = [socket.as_raw_fd() as usize, libc::SIOCSIFFLAGS as usize, &raw mut request as usize];
+        call(libc::SYS_ioctl, arguments)?;
     }
+    Ok(())
 }
 
 /// Puts `source` at number `target`, inheritable.
@@ -183,9 +192,9 @@ pub(crate) fn move_fd(source: RawFd, target: RawFd) -> io::Result<()> {
     // SAFETY: the caller owns both numbers; nothing else in this process uses them any more.
     unsafe {
         if source == target {
-            check(libc::fcntl(target, libc::F_SETFD, 0).into())?;
+            call(libc::SYS_fcntl, [target as usize, libc::F_SETFD as usize, 0])?;
         } else {
-            check(libc::dup3(source, target, 0).into())?;
+            call(libc::SYS_dup3, [source as usize, target as usize, 0])?;
         }
     }
     Ok(())
@@ -194,74 +203,72 @@ pub(crate) fn move_fd(source: RawFd, target: RawFd) -> io::Result<()> {
 /// Closes every descriptor from 6 on, and takes over 4 and 5, which were put there just before.
 ///
 /// For a child that never returns: whatever its copy of the launcher's memory believes to own is gone.
-pub(crate) fn close_from_six() -> io::Result<(File, File)> {
+pub(crate) fn close_from_six() -> io::Result<(OwnedFd, OwnedFd)> {
     // SAFETY: the caller gives up all of them; nothing of this process is dropped any more, so nothing is closed twice.
-    check(unsafe { libc::syscall(libc::SYS_close_range, 6, u32::MAX, 0) })?;
+    unsafe { call(libc::SYS_close_range, [6, u32::MAX as usize, 0]) }?;
     // SAFETY: both are open and owned by nothing else, see above.
-    let (four, five) = unsafe { (File::from_raw_fd(4), File::from_raw_fd(5)) };
+    let (four, five) = unsafe { (OwnedFd::from_raw_fd(4), OwnedFd::from_raw_fd(5)) };
     for file in [&four, &five] {
         rustix::io::fcntl_setfd(file, rustix::io::FdFlags::CLOEXEC)?;
     }
     Ok((four, five))
 }
 
-/// Ends a child without running destructors or buffers that belong to the parent.
-pub(crate) fn exit_now(code: i32) -> ! {
-    // SAFETY: never returns.
-    unsafe { libc::_exit(code) }
+/// What the kernel takes for a set of signals.
+const SIGNAL_SET: usize = size_of::<u64>();
+
+/// Does nothing for a while.
+pub(crate) fn sleep(duration: Duration) {
+    use rustix::event::{Timespec, poll};
+    let timeout = Timespec { tv_sec: duration.as_secs() as i64, tv_nsec: duration.subsec_nanos().into() };
+    // Woken early by a signal, it is over early.
+    let _ = poll(&mut [], Some(&timeout));
 }
 
 /// Blocks SIGCHLD and returns a descriptor that becomes readable when children change state.
 pub(crate) fn child_events() -> io::Result<OwnedFd> {
-    // SAFETY: the signal set is initialised by sigemptyset before use; the new descriptor has no other owner.
+    let set: u64 = 1 << (libc::SIGCHLD - 1);
+    let flags = (libc::SFD_CLOEXEC | libc::SFD_NONBLOCK) as usize;
+    // SAFETY: the kernel reads one set of signals; the new descriptor has no other owner.
     unsafe {
-        let mut set: libc::sigset_t = std::mem::zeroed();
-        libc::sigemptyset(&raw mut set);
-        libc::sigaddset(&raw mut set, libc::SIGCHLD);
-        check(libc::sigprocmask(libc::SIG_BLOCK, &raw const set, std::ptr::null_mut()).into())?;
-        let fd = check(libc::signalfd(-1, &raw const set, libc::SFD_CLOEXEC | libc::SFD_NONBLOCK).into())?;
+        call(libc::SYS_rt_sigprocmask, [libc::SIG_BLOCK as usize, &raw const set as usize, 0, SIGNAL_SET])?;
+        let fd = call(libc::SYS_signalfd4, [usize::MAX, &raw const set as usize, SIGNAL_SET, flags])?;
         Ok(OwnedFd::from_raw_fd(fd as RawFd))
     }
 }
 
 /// Ignored signals are inherited through exec, too: what a background job or `nohup` ignores must reach neither this process's
-/// wait for children nor a payload. SIGPIPE stays as Rust has set it; the guest gives it back to what it starts.
+/// wait for children nor a payload.
 pub(crate) fn default_dispositions() {
-    for signal in (1..=64).filter(|&signal| signal != libc::SIGPIPE) {
-        // SAFETY: SIG_DFL is a valid disposition; for KILL, STOP and those the C library keeps, the call fails.
-        unsafe { libc::signal(signal, libc::SIG_DFL) };
+    let action = [0u64; 4];
+    for signal in 1..=64 {
+        // SAFETY: the kernel reads one `sigaction` of its own kind, in which zeros mean the default. For KILL and STOP it fails.
+        let _ = unsafe { call(libc::SYS_rt_sigaction, [signal, &raw const action as usize, 0, SIGNAL_SET]) };
     }
 }
 
 /// The signal mask is inherited through exec: a child starts with none blocked.
 pub(crate) fn unblock_signals() -> io::Result<()> {
-    // SAFETY: the set is initialised by sigemptyset.
-    unsafe {
-        let mut set: libc::sigset_t = std::mem::zeroed();
-        libc::sigemptyset(&raw mut set);
-        check(libc::sigprocmask(libc::SIG_SETMASK, &raw const set, std::ptr::null_mut()).into()).map(drop)
-    }
+    let none = 0u64;
+    let how = libc::SIG_SETMASK as usize;
+    // SAFETY: the kernel reads one set of signals.
+    unsafe { call(libc::SYS_rt_sigprocmask, [how, &raw const none as usize, 0, SIGNAL_SET]) }?;
+    Ok(())
 }
 
 /// One child that ended, if any. `__WALL` also takes traced threads, which a plain wait would leave for ever.
 pub(crate) fn reap() -> Option<i32> {
     // SAFETY: no status is asked for.
-    let pid = unsafe { libc::waitpid(-1, std::ptr::null_mut(), libc::WNOHANG | libc::__WALL) };
+    let flags = (libc::WNOHANG | libc::__WALL) as usize;
+    let pid = unsafe { call(libc::SYS_wait4, [usize::MAX, 0, flags, 0]) }.unwrap_or(0) as i32;
     (pid > 0).then_some(pid)
 }
 
 pub(crate) fn kill_by_pidfd(pidfd: BorrowedFd<'_>) -> io::Result<()> {
     // SAFETY: integers and a null siginfo.
-    let result = unsafe {
-        libc::syscall(
-            libc::SYS_pidfd_send_signal,
-            pidfd.as_raw_fd(),
-            libc::SIGKILL,
-            std::ptr::null::<u8>(),
-            0,
-        )
-    };
-    check(result).map(drop)
+    let arguments = [pidfd.as_raw_fd() as usize, libc::SIGKILL as usize, 0, 0];
+    unsafe { call(libc::SYS_pidfd_send_signal, arguments) }?;
+    Ok(())
 }
 
 /// Whether the process is dead, reaped or not.
@@ -273,52 +280,22 @@ pub(crate) fn has_ended(pidfd: BorrowedFd<'_>) -> bool {
 
 pub(crate) fn kill(pid: i32, signal: i32) -> io::Result<()> {
     // SAFETY: integers only.
-    check(unsafe { libc::kill(pid, signal) }.into()).map(drop)
-}
-
-/// The Landlock ABI of this kernel, 0 where there is none.
-pub(crate) fn landlock_abi() -> u32 {
-    const LANDLOCK_CREATE_RULESET_VERSION: u32 = 1;
-    // SAFETY: with a null attribute and this flag the call only returns a number.
-    let abi =
-        unsafe { libc::syscall(libc::SYS_landlock_create_ruleset, 0, 0, LANDLOCK_CREATE_RULESET_VERSION) };
-    u32::try_from(abi).unwrap_or(0)
+    unsafe { call(libc::SYS_kill, [pid as isize as usize, signal as usize]) }?;
+    Ok(())
 }
 
 /// Whether this kernel takes seccomp filters.
 pub(crate) fn seccomp_available() -> bool {
-    const SECCOMP_GET_ACTION_AVAIL: u32 = 2;
+    const GET_ACTION_AVAIL: usize = 2;
     let action = libc::SECCOMP_RET_KILL_PROCESS;
     // SAFETY: the call reads one u32.
-    unsafe { libc::syscall(libc::SYS_seccomp, SECCOMP_GET_ACTION_AVAIL, 0, &raw const action) == 0 }
-}
-
-/// A file of procfs or cgroupfs as text. `std` asks such files for their size, seeks, and reads in small steps.
-pub(crate) fn read_text(path: &str) -> io::Result<String> {
-    read_text_at(rustix::fs::CWD, path)
-}
-
-pub(crate) fn read_text_at(dir: BorrowedFd<'_>, path: &str) -> io::Result<String> {
-    use rustix::fs::{Mode, OFlags, openat};
-    let fd = openat(dir, path, OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW, Mode::empty())?;
-    let (mut bytes, mut length) = (vec![0; 8192], 0);
-    loop {
-        if length == bytes.len() {
-            bytes.resize(2 * length, 0);
-        }
-        match rustix::io::read(&fd, &mut bytes[length..])? {
-            0 => break,
-            n => length += n,
-        }
-    }
-    bytes.truncate(length);
-    String::from_utf8(bytes).map_err(io::Error::other)
+    unsafe { call(libc::SYS_seccomp, [GET_ACTION_AVAIL, 0, &raw const action as usize]) }.is_ok()
 }
 
 /// The control socket, which the engine makes our standard input.
 pub(crate) fn inherited_control() -> io::Result<OwnedFd> {
     // SAFETY: F_GETFD only reads the number; it fails if the descriptor is not open.
-    check(unsafe { libc::fcntl(0, libc::F_GETFD) }.into())?;
+    unsafe { call(libc::SYS_fcntl, [0, libc::F_GETFD as usize]) }?;
     // SAFETY: it is open (checked just now) and nothing else in this new process owns it.
     Ok(unsafe { OwnedFd::from_raw_fd(0) })
 }

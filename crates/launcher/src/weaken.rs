@@ -4,6 +4,8 @@
 
 pub(crate) use casemate_guest::weaken::{load, without};
 
+use alloc::vec::Vec;
+
 use crate::recipe::{Ids, Op};
 
 /// The namespaces that are made ahead, without the named ones.

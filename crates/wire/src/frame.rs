@@ -10,6 +10,8 @@
 //! end of one stream. A sender may have at most [`WINDOW`] bytes of a stream under way; the receiver returns credit
 //! as it consumes them, so one stuck stream never blocks another and memory stays bounded on both sides.
 
+use alloc::vec::Vec;
+
 /// Largest payload of one frame. A receiver that is told of more stops reading the channel for good.
 pub const MAX_PAYLOAD: usize = 64 * 1024;
 /// Largest control message that a guest takes from its engine: the arguments and the environment of one exec, which a request
@@ -200,7 +202,7 @@ impl ReceiveWindow {
             return None;
         }
         self.open += self.owed;
-        Some(std::mem::take(&mut self.owed))
+        Some(core::mem::take(&mut self.owed))
     }
 }
 

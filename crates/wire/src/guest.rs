@@ -2,6 +2,9 @@
 //!
 //! Streams are numbered by the engine and never reused within a cell; 0 is the control stream.
 
+use alloc::string::String;
+use alloc::vec::Vec;
+
 pub use casemate_filter::{Ids, Network, Program, Ptrace};
 use serde::{Deserialize, Serialize};
 

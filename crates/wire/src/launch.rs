@@ -3,6 +3,10 @@
 //! The whole vocabulary is closed: an engine that was taken over can ask for a cell, look at a cell of its own, end
 //! it, or clear away the cells of a run that it names. There is no path, no command and no mount in here.
 
+use alloc::string::String;
+use alloc::vec::Vec;
+use core::fmt;
+
 use serde::{Deserialize, Serialize};
 
 use crate::Malformed;
@@ -90,13 +94,13 @@ pub enum Ahead {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct RunId(pub [u8; 16]);
 
-impl std::fmt::Display for RunId {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl fmt::Display for RunId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
     }
 }
 
-impl std::str::FromStr for RunId {
+impl core::str::FromStr for RunId {
     type Err = BadRunId;
     fn from_str(text: &str) -> Result<Self, BadRunId> {
         let bytes = text.as_bytes();

@@ -6,9 +6,15 @@
 //! - [`launch`]: engine ↔ launcher. The launcher is privileged, so whatever the *engine* sends is hostile input
 //!   there: a closed set of requests made of enums, numbers and file descriptors, without paths or operations.
 
+#![cfg_attr(not(test), no_std)]
+
+extern crate alloc;
+
 pub mod frame;
 pub mod guest;
 pub mod launch;
+
+use alloc::vec::Vec;
 
 /// Version of both protocols. Engine, launcher and guest are built and shipped as one binary, so there is exactly
 /// one; a guest from another build (an old image in a VM) is refused at its hello.

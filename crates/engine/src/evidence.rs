@@ -65,8 +65,8 @@ pub(crate) fn decision(plan: &Plan, choice: &Choice) -> Value {
 }
 
 /// How it ended, what stood around it and what it used.
-pub(crate) fn closing(outcome: &Outcome, ran: &Ran, program: Option<&(String, String)>) -> Value {
-    json!({
+pub(crate) fn closing(outcome: &Outcome, ran: &mut Ran, program: Option<&(String, String)>) -> Value {
+    let mut body = json!({
         "status": status(&outcome.status),
         "limits_hit": outcome.limits_hit.iter().map(|hit| json!({
             "limit": hit.kind.name(), "value": hit.limit, "peak": hit.peak,
@@ -80,11 +80,13 @@ pub(crate) fn closing(outcome: &Outcome, ran: &Ran, program: Option<&(String, St
         },
         "denied": listed(outcome.denied.iter().cloned()),
         "truncated": {"stdout": outcome.stdout_truncated, "stderr": outcome.stderr_truncated},
-        "observed": ran.observed,
-        "applied": ran.config.as_ref().map(applied),
         "program": program.map(|(path, sha256)| json!({"path": path, "sha256": sha256})),
         "destroyed": "killed from outside; every process ends with the cell's first",
-    })
+    });
+    // Written while the payload ran, and moved: somebody waits for this record.
+    body["observed"] = ran.observed.take().unwrap_or_default();
+    body["applied"] = ran.applied.take().unwrap_or_default();
+    body
 }
 
 /// The artifacts that a closing record is about.
@@ -222,7 +224,7 @@ pub(crate) fn posture(seen: &Posture) -> Value {
 }
 
 /// What cannot be read from outside, as it was applied.
-fn applied(config: &Config) -> Value {
+pub(crate) fn applied(config: &Config) -> Value {
     let filter = filter_digest(config.program());
     let rules = config.landlock.iter().map(|rule| format!("{} {:?}", rule.path, rule.access));
     json!({"landlock": rules.collect::<Vec<_>>(), "seccomp_sha256": filter})

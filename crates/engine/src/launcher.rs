@@ -30,7 +30,7 @@ pub(crate) enum LauncherError {
     Confused,
 }
 
-/// A hello is short, and its future is kept on the stack.
+/// A hello is short.
 const MAX_HELLO: usize = 4096;
 
 /// Keeps a launcher for one wall: starts it when it is first needed, and another one when it has died.
@@ -193,7 +193,7 @@ impl Launcher {
             .and_then(|()| Ok(rustix::io::ioctl_fionbio(&socket, true)?))
             .map_err(LauncherError::Start)?;
         let socket = Arc::new(sys::watch_fd(socket, Interest::READABLE).map_err(LauncherError::Start)?);
-        let hello = match receive(&socket, &mut [0; MAX_HELLO]).await {
+        let hello = match receive(&socket, &mut Vec::with_capacity(MAX_HELLO)).await {
             Some(Answer::Hello(hello)) if hello.version == casemate_wire::PROTOCOL_VERSION => hello,
             Some(_) => return Err(LauncherError::Confused),
             None => return Err(LauncherError::Died),
@@ -375,13 +375,13 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 }
 
 /// The next packet; `None` when the launcher is gone.
-async fn receive(socket: &AsyncFd<OwnedFd>, buffer: &mut [u8]) -> Option<Answer> {
+async fn receive(socket: &AsyncFd<OwnedFd>, buffer: &mut Vec<u8>) -> Option<Answer> {
     loop {
         let mut ready = socket.readable().await.ok()?;
-        let read = ready.try_io(|fd| Ok(rustix::io::read(fd, &mut *buffer)?));
-        match read {
+        buffer.clear();
+        match ready.try_io(|fd| Ok(rustix::io::read(fd, rustix::buffer::spare_capacity(buffer))?)) {
             Ok(Ok(0)) | Ok(Err(_)) => return None,
-            Ok(Ok(n)) => return Answer::decode(&buffer[..n]).ok(),
+            Ok(Ok(_)) => return Answer::decode(buffer).ok(),
             Err(_would_block) => {}
         }
     }
@@ -389,7 +389,7 @@ async fn receive(socket: &AsyncFd<OwnedFd>, buffer: &mut [u8]) -> Option<Answer>
 
 /// Hands answers to whoever waits for them, until the launcher is gone.
 async fn read_answers(socket: Arc<AsyncFd<OwnedFd>>, state: Arc<State>) {
-    let mut buffer = vec![0; MAX_ANSWER];
+    let mut buffer = Vec::with_capacity(MAX_ANSWER);
     while let Some(answer) = receive(&socket, &mut buffer).await {
         let id = match &answer {
             Answer::Gone { cell } => {

@@ -75,7 +75,7 @@ impl Record {
         outcome.denied = std::mem::take(&mut ran.denied);
         outcome.stdout_truncated = ran.stdout_truncated;
         outcome.stderr_truncated = ran.stderr_truncated;
-        let written = self.write_closing(request, &outcome, &ran);
+        let written = self.write_closing(request, &outcome, &mut ran);
         ran.timings.mark("close");
         outcome.timings = ran.timings.phases;
         outcome.steps = ran.steps;
@@ -96,7 +96,7 @@ impl Record {
         &mut self,
         request: Option<&Request>,
         outcome: &Outcome,
-        ran: &Ran,
+        ran: &mut Ran,
     ) -> Result<Receipt, StoreError> {
         self.closed = true;
         match &self.planned {
@@ -123,7 +123,7 @@ impl Drop for Record {
         if self.planned.is_some() && !self.closed {
             let status = Status::Killed { cause: Cause::Cancelled, limit: None, peak: None };
             let _ =
-                self.write_closing(None, &Outcome::without_cell(self.id.clone(), status), &Ran::default());
+                self.write_closing(None, &Outcome::without_cell(self.id.clone(), status), &mut Ran::default());
         }
     }
 }

@@ -6,7 +6,7 @@ use casemate_core::limits::LimitKind;
 use casemate_core::outcome::{Cause, LimitHit, Refusal, Status, Usage};
 use casemate_core::plan::Plan;
 use casemate_core::request::{CodeSource, Language, Workload};
-use casemate_wire::guest::{Config, Exec, ToGuest, ToHost};
+use casemate_wire::guest::{Exec, ToGuest, ToHost};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 use tokio::time::timeout;
@@ -38,7 +38,8 @@ pub(crate) struct Ran {
     pub(crate) steps: Vec<(String, u32)>,
     /// The posture, as the receipt shows it.
     pub(crate) observed: Option<Value>,
-    pub(crate) config: Option<Config>,
+    /// What cannot be read from outside, likewise.
+    pub(crate) applied: Option<Value>,
     pub(crate) digests: Digests,
     /// Output that the receiver had not taken when the cell was gone.
     pub(crate) undelivered: Vec<Chunk>,
@@ -96,7 +97,6 @@ impl From<ChannelError> for Trouble {
 
 /// Runs `plan` in `cell`. Whatever happens, the cell is destroyed.
 pub(crate) async fn run(mut cell: Cell, plan: &Plan, mut io: Io, ran: &mut Ran) -> Result<Status, Trouble> {
-    ran.config = Some(cell.config.clone());
     let begun = begin(&mut cell, plan, &mut io, ran).await;
     let ended = match begun {
         Ok(early) => {
@@ -145,6 +145,7 @@ async fn begin(cell: &mut Cell, plan: &Plan, io: &mut Io, ran: &mut Ran) -> Resu
     ran.steps = begun.steps;
     // Written down while the payload runs.
     ran.observed = Some(evidence::posture(&begun.posture));
+    ran.applied = Some(evidence::applied(&cell.config));
     Ok(early)
 }
 

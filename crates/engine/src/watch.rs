@@ -102,7 +102,7 @@ impl<'a> Watch<'a> {
         let mut cancel = self.io.cancel.take();
         let mut stdin = self.io.stdin.take();
         let output = self.io.output.clone();
-        let mut chunk = vec![0; 32 * 1024];
+        let mut chunk = vec![0; if stdin.is_some() { 32 * 1024 } else { 0 }];
         loop {
             let room = self.input.window.available().min(chunk.len());
             let listening = !self.pending.is_empty();

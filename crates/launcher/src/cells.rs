@@ -63,6 +63,8 @@ pub(crate) struct Cells {
     live: BTreeMap<CellId, Cell>,
     /// The host's namespaces, for comparison.
     host: Namespaces,
+    /// Where to go once a cell has its own.
+    host_network: Option<OwnedFd>,
     ahead: Ahead,
 }
 
@@ -156,6 +158,7 @@ impl Cells {
             images: Images::default(),
             live: BTreeMap::new(),
             host,
+            host_network: sys::own_network(mode.proc()).ok(),
             ahead: Ahead::default(),
             mode,
             root,
@@ -171,8 +174,12 @@ impl Cells {
         let (channel, image) = self.check(spec, fds)?;
         let parts = self.gather(spec, image)?;
         let started = self.start(&parts, channel);
-        // From here on these namespaces are the cell's, and ours must be others.
+        // From here on these namespaces are the cell's, and ours must be others. The network goes when its cell does, and not
+        // when we move on: whoever has it last waits for a part of that. Without root there is no way back.
         self.ahead.namespaces = false;
+        if let Some(network) = &self.host_network {
+            let _ = sys::enter_network(network.as_fd());
+        }
         let Started { pid, pidfd, go, report, release } = match started {
             Ok(started) => started,
             Err(failure) => {

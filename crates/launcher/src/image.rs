@@ -107,12 +107,11 @@ impl Images {
 
     /// Path of the prepared image for the directory behind `fd`.
     pub(crate) fn directory(&mut self, fd: BorrowedFd<'_>) -> io::Result<String> {
-        let source = reopen_here(fd)?;
-        let stat = fstat(&source)?;
-        let key = (stat.st_dev, stat.st_ino, stat.st_ctime, stat.st_ctime_nsec as i64);
-        if let Some(path) = self.directories.get(&key) {
+        if let Some(path) = self.directories.get(&key(fd)?) {
             return Ok(path.clone());
         }
+        let source = reopen_here(fd)?;
+        let key = key(source.as_fd())?;
         if self.directories.len() >= KEPT {
             for path in core::mem::take(&mut self.directories).into_values() {
                 home::drop_image(&path)?;
@@ -142,6 +141,11 @@ impl Images {
         self.made += 1;
         format!("{IMAGES}/{}", self.made)
     }
+}
+
+fn key(directory: BorrowedFd<'_>) -> io::Result<Key> {
+    let stat = fstat(directory)?;
+    Ok((stat.st_dev, stat.st_ino, stat.st_ctime, stat.st_ctime_nsec as i64))
 }
 
 /// Builds one image at `path`; on failure nothing of it stays.

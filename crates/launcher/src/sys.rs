@@ -48,6 +48,18 @@ pub(crate) fn unshare(flags: libc::c_int) -> io::Result<()> {
     Ok(())
 }
 
+/// The network namespace that this process is in.
+pub(crate) fn own_network(proc: &str) -> io::Result<OwnedFd> {
+    use rustix::fs::{Mode, OFlags, open};
+    Ok(open(alloc::format!("{proc}/self/ns/net"), OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?)
+}
+
+pub(crate) fn enter_network(namespace: BorrowedFd<'_>) -> io::Result<()> {
+    // SAFETY: integers only; changes the namespace of this single-threaded process.
+    unsafe { call(libc::SYS_setns, [namespace.as_raw_fd() as usize, libc::CLONE_NEWNET as usize]) }?;
+    Ok(())
+}
+
 /// Applies mount attributes to `path` (with everything below it if `recursive`).
 pub(crate) fn mount_setattr(
     dir: BorrowedFd<'_>,

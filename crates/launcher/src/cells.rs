@@ -396,6 +396,10 @@ impl Cells {
             match rustix::io::read(&*report, &mut buffer) {
                 Ok(0) => break,
                 Ok(n) => received.extend_from_slice(&buffer[..n]),
+                // All is said. The guest has an end of the pipe, too, and may take its time to close it.
+                Err(Errno::AGAIN) if received.first() == Some(&BORN) && received.len() >= full_length(ops) => {
+                    break;
+                }
                 Err(Errno::AGAIN) => {
                     // There is a payload, which is being confined meanwhile. What cannot be read yet is read then.
                     if surroundings.is_none() && received[..] == [BORN] {
@@ -605,6 +609,12 @@ enum Report {
     Silence,
 }
 
+/// How long a report is if the payload comes to wait: what it says of itself, and the timings of every operation but the last,
+/// which does not return.
+fn full_length(ops: &[Op]) -> usize {
+    [BORN, interpret::TIMINGS, HELD].len() + 4 * (ops.len() - 1)
+}
+
 fn parse_report(report: &[u8], ops: &[Op]) -> Report {
     let failure = |bytes: &[u8]| {
         let step = bytes.first().and_then(|&index| ops.get(usize::from(index)));
@@ -615,7 +625,6 @@ fn parse_report(report: &[u8], ops: &[Op]) -> Report {
     };
     match report.strip_prefix(&[BORN]).unwrap_or(report).split_first() {
         Some((&interpret::TIMINGS, rest)) => {
-            // Every operation but the last, which does not return.
             let (timings, rest) = rest.split_at(rest.len().min(4 * (ops.len() - 1)));
             let micros = timings.chunks_exact(4).map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]]) / 1000);
             match rest.split_first() {
@@ -700,6 +709,9 @@ fn kill_tree(proc: &str, root: i32) -> Vec<i32> {
 
 #[cfg(test)]
 mod tests {
+    use alloc::borrow::ToOwned;
+    use alloc::vec;
+
     use super::*;
 
     const OPS: [Op; 3] = [Op::EnterCgroups, Op::AwaitLauncher, Op::BecomeGuest];
@@ -718,9 +730,9 @@ mod tests {
 
     #[test]
     fn a_payload_at_the_gate_ends_the_report() {
-        let Report::Held(steps) = parse_report(&[timings(), vec![HELD]].concat(), &OPS) else {
-            panic!("it is held");
-        };
+        let report = [timings(), vec![HELD]].concat();
+        assert_eq!(report.len(), full_length(&OPS));
+        let Report::Held(steps) = parse_report(&report, &OPS) else { panic!("it is held") };
         assert_eq!(steps, [("enter cgroups".to_owned(), 5), ("await launcher".to_owned(), 7)]);
     }
 

@@ -69,6 +69,9 @@ impl Expected {
 
 #[cfg(test)]
 mod tests {
+    use alloc::vec;
+    use alloc::vec::Vec;
+
     use super::*;
     use casemate_filter::Ptrace;
     use casemate_wire::launch::{Image, Mount};

@@ -28,6 +28,7 @@ use rustix::process::{getegid, geteuid};
 
 use crate::cgroup::{Group, Tree};
 use crate::expected::Expected;
+use crate::home::Template;
 use crate::image::Images;
 use crate::inspect::{Namespaces, Surroundings};
 use crate::interpret::{self, Site};
@@ -41,6 +42,9 @@ const CLONED_NAMESPACES: i32 = libc::CLONE_NEWUSER | libc::CLONE_NEWNS | libc::C
 /// Made ahead, by sitting in them (see [`Cells::build_ahead`]): a network namespace alone takes as long to make as all the
 /// others together. They belong to the launcher's user namespace, so not even root of the cell has a say in them.
 const AHEAD_NAMESPACES: i32 = libc::CLONE_NEWNET | libc::CLONE_NEWIPC | libc::CLONE_NEWUTS;
+
+/// The host's procfs.
+const PROC: &str = "/proc";
 
 /// What a cell believes it is called.
 const HOSTNAME: &[u8] = b"cell";
@@ -116,7 +120,8 @@ enum State {
 
 /// What a cell is made of, before there is a process in it.
 struct Parts {
-    image: String,
+    /// None for the `process` wall.
+    image: Option<Template>,
     scratch: Option<OwnedFd>,
     group: Group,
     /// Namespaces that the process is cloned into.
@@ -148,17 +153,24 @@ impl Failure {
 }
 
 impl Cells {
-    pub(crate) fn new(mode: LauncherMode, root: bool, tree: Tree, host: Namespaces) -> Cells {
+    pub(crate) fn new(
+        mode: LauncherMode,
+        root: bool,
+        tree: Tree,
+        host: Namespaces,
+        host_network: Option<OwnedFd>,
+        images: Images,
+    ) -> Cells {
         let exists = |mask: &&Mask| {
             let (Mask::File(path) | Mask::Directory(path)) = mask;
-            rustix::fs::lstat(format!("{}/{path}", mode.proc())).is_ok()
+            rustix::fs::lstat(format!("{PROC}/{path}")).is_ok()
         };
         Cells {
             masks: recipe::PROC_MASKS.iter().filter(exists).copied().collect(),
-            images: Images::default(),
+            images,
             live: BTreeMap::new(),
             host,
-            host_network: sys::own_network(mode.proc()).ok(),
+            host_network,
             ahead: Ahead::default(),
             mode,
             root,
@@ -216,12 +228,11 @@ impl Cells {
     /// Everything a cell is made of besides its process.
     fn gather(&mut self, spec: &CellSpec, image: Option<BorrowedFd<'_>>) -> Result<Parts, Failure> {
         let image = match (&spec.wall, image) {
-            (Wall::Process, _) => String::new(),
-            (Wall::Container { .. }, None) => self.images.host().map_err(Failure::at("prepare image"))?,
-            (Wall::Container { .. }, Some(fd)) => {
-                self.images.directory(fd).map_err(Failure::at("prepare image"))?
-            }
+            (Wall::Process, _) => None,
+            (Wall::Container { .. }, None) => Some(self.images.host()),
+            (Wall::Container { .. }, Some(fd)) => Some(self.images.directory(fd)),
         };
+        let image = image.transpose().map_err(Failure::at("prepare image"))?;
         self.build_ahead().map_err(Failure::at("make namespaces"))?;
         let scratch = match spec.wall {
             Wall::Container { disk_bytes: bytes, inodes, .. } => {
@@ -338,32 +349,29 @@ impl Cells {
             .map_err(io::Error::from)
             .map_err(Failure::at("pipe"))?;
         let group = self.tree.clone_target(&parts.group);
-        match sys::clone3(parts.flags as u64, group).map_err(Failure::at("clone"))? {
+        let scratch = parts.scratch.as_ref().map(OwnedFd::as_fd);
+        let clone = || match sys::clone3(parts.flags as u64, group)? {
             Cloned::Child => {
-                drop(go_write);
-                drop(report_read);
-                drop(release_write);
-                let site = Site {
-                    image: &parts.image,
-                    scratch: parts.scratch.as_ref().map(OwnedFd::as_fd),
-                    group: &parts.group,
-                    channel,
-                    go: go_read,
-                    report: report_write,
-                    release: release_read,
-                };
+                drop((go_write, report_read, release_write));
+                let (go, report, release) = (go_read, report_write, release_read);
+                let site = Site { scratch, group: &parts.group, channel, go, report, release };
                 interpret::build(&parts.ops, site)
             }
             Cloned::Parent { pid, pidfd } => {
                 Ok(Started { pid, pidfd, go: go_write, report: report_read, release: release_write })
             }
+        };
+        match &parts.image {
+            Some(image) => self.images.home().and_then(|home| home.clone_into(image, clone)?),
+            None => clone(),
         }
+        .map_err(Failure::at("clone"))
     }
 
     /// The launcher's part: limits and ids.
     fn admit(&self, pid: i32, spec: &CellSpec, parts: &Parts) -> Result<(), Failure> {
         self.tree.limit(&parts.group, spec).map_err(Failure::at("set limits"))?;
-        let proc = self.mode.proc();
+        let proc = PROC;
         if parts.flags & libc::CLONE_NEWUSER != 0 {
             let (uid, gid) = (geteuid().as_raw(), getegid().as_raw());
             for (file, own) in [("uid_map", uid), ("gid_map", gid)] {
@@ -403,7 +411,7 @@ impl Cells {
                 Err(Errno::AGAIN) => {
                     // There is a payload, which is being confined meanwhile. What cannot be read yet is read then.
                     if surroundings.is_none() && received[..] == [BORN] {
-                        *surroundings = find_payload(self.mode.proc(), cell.pid, &self.host).ok();
+                        *surroundings = find_payload(PROC, cell.pid, &self.host).ok();
                     }
                     return None;
                 }
@@ -473,7 +481,7 @@ impl Cells {
         let surroundings = match known {
             Some(surroundings) => surroundings,
             None => {
-                find_payload(self.mode.proc(), cell.pid, &self.host).map_err(Failure::at("find payload"))?
+                find_payload(PROC, cell.pid, &self.host).map_err(Failure::at("find payload"))?
             }
         };
         if !self.tree.holds(&cell.group, &surroundings.membership) {
@@ -495,14 +503,14 @@ impl Cells {
         let cell = self.get(id)?;
         let mut pids = self.tree.processes(&cell.group).unwrap_or_default();
         if pids.is_empty() {
-            pids = inspect::descendants(self.mode.proc(), cell.pid);
+            pids = inspect::descendants(PROC, cell.pid);
             if counters.pids_peak.is_none() {
-                counters.pids_peak = Some(inspect::threads(self.mode.proc(), &pids));
+                counters.pids_peak = Some(inspect::threads(PROC, &pids));
             }
         }
         pids.retain(|&pid| pid != cell.pid);
         pids.truncate(64);
-        counters.open_files = inspect::most_open_files(self.mode.proc(), &pids);
+        counters.open_files = inspect::most_open_files(PROC, &pids);
         Ok(counters)
     }
 
@@ -538,7 +546,7 @@ impl Cells {
         cell.scratch = None;
         self.tree.kill(&cell.group);
         if cell.wall == Wall::Process {
-            cell.killed.extend(kill_tree(self.mode.proc(), cell.pid));
+            cell.killed.extend(kill_tree(PROC, cell.pid));
         }
         // With PID 1 of its namespace the kernel ends every process of a container.
         let _ = sys::kill_by_pidfd(cell.pidfd.as_fd());
@@ -560,7 +568,7 @@ impl Cells {
                 cell.reaped = true;
             }
         }
-        let (tree, proc) = (&self.tree, self.mode.proc());
+        let (tree, proc) = (&self.tree, PROC);
         let guests: Vec<i32> = self.live.values().map(|cell| cell.pid).collect();
         let gone = |cell: &Cell| {
             if !matches!(cell.state, State::Dying) || !cell.reaped {

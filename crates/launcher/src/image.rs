@@ -6,7 +6,6 @@
 
 use alloc::collections::BTreeMap;
 use alloc::format;
-use alloc::string::String;
 use alloc::vec::Vec;
 
 use casemate_bare::{files, io};
@@ -20,7 +19,7 @@ use rustix::mount::{
     fsconfig_set_string, fsmount, fsopen, move_mount, open_tree,
 };
 
-use crate::home::{self, HOST, IMAGES, PROC};
+use crate::home::{Home, MOUNT_POINT, Template};
 use crate::sys;
 
 const READ_ONLY: u64 = libc::MOUNT_ATTR_RDONLY | libc::MOUNT_ATTR_NOSUID | libc::MOUNT_ATTR_NODEV;
@@ -60,86 +59,87 @@ const ETC: [(&str, &str); 6] = [
     ("resolv.conf", ""),
 ];
 
-/// How many directory images stay prepared before the oldest is dropped.
+/// How many directory images stay prepared before all are forgotten.
 const KEPT: usize = 32;
 
 /// Identity of a directory image: its inode, and its change time, since its top-level names are copied.
 type Key = (u64, u64, i64, i64);
 
-#[derive(Default)]
 pub(crate) struct Images {
-    host: Option<String>,
-    directories: BTreeMap<Key, String>,
-    made: u32,
+    /// Where they are made; none if namespaces cannot be made here.
+    home: Option<Home>,
+    host: Option<Template>,
+    directories: BTreeMap<Key, Template>,
 }
 
 impl Images {
-    /// Path of the prepared `host` image.
-    pub(crate) fn host(&mut self) -> io::Result<String> {
-        if let Some(path) = &self.host {
-            return Ok(path.clone());
+    pub(crate) fn new(home: Option<Home>) -> Images {
+        Images { home, host: None, directories: BTreeMap::new() }
+    }
+
+    pub(crate) fn home(&self) -> io::Result<&Home> {
+        self.home.as_ref().ok_or_else(|| io::Error::other("no mount namespace can be made here"))
+    }
+
+    /// The prepared `host` image.
+    pub(crate) fn host(&mut self) -> io::Result<Template> {
+        if let Some(template) = &self.host {
+            return Ok(template.clone());
         }
-        let path = self.next_path();
-        build(&path, |tree| {
-            let host = open_directory(CWD, HOST)?;
+        let template = self.home()?.template(|| {
+            let host = open_directory(CWD, "/")?;
+            let tree = skeleton()?;
             // Everything but /usr comes from links into it, or (before the merge of /usr) from directories beside it.
             for name in ["usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32"] {
-                adopt(host.as_fd(), name, tree)?;
+                adopt(host.as_fd(), name, tree.as_fd())?;
             }
-            mkdirat(tree, "etc", Mode::from_raw_mode(0o755))?;
-            let etc = open_directory(tree, "etc")?;
+            mkdirat(&tree, "etc", Mode::from_raw_mode(0o755))?;
+            let etc = open_directory(tree.as_fd(), "etc")?;
             for (name, text) in ETC {
                 write_file(etc.as_fd(), name, text.as_bytes())?;
             }
             let host_etc = open_directory(host.as_fd(), "etc")?;
             // /usr links into the alternatives; the loader cache only lists libraries.
             adopt(host_etc.as_fd(), "alternatives", etc.as_fd())?;
-            if let Ok(cache) = files::read(&format!("{HOST}/etc/ld.so.cache")) {
+            if let Ok(cache) = files::read_at(host_etc.as_fd(), "ld.so.cache") {
                 write_file(etc.as_fd(), "ld.so.cache", &cache)?;
             }
-            mkdirat(tree, "var", Mode::from_raw_mode(0o755))?;
-            symlinkat("../tmp", open_directory(tree, "var")?, "tmp")?;
-            Ok(())
+            mkdirat(&tree, "var", Mode::from_raw_mode(0o755))?;
+            symlinkat("../tmp", open_directory(tree.as_fd(), "var")?, "tmp")?;
+            finish(tree.as_fd())
         })?;
-        self.host = Some(path.clone());
-        Ok(path)
+        self.host = Some(template.clone());
+        Ok(template)
     }
 
-    /// Path of the prepared image for the directory behind `fd`.
-    pub(crate) fn directory(&mut self, fd: BorrowedFd<'_>) -> io::Result<String> {
-        if let Some(path) = self.directories.get(&key(fd)?) {
-            return Ok(path.clone());
+    /// The prepared image for the directory behind `fd`.
+    pub(crate) fn directory(&mut self, fd: BorrowedFd<'_>) -> io::Result<Template> {
+        let key = key(fd)?;
+        if let Some(template) = self.directories.get(&key) {
+            return Ok(template.clone());
         }
-        let source = reopen_here(fd)?;
-        let key = key(source.as_fd())?;
         if self.directories.len() >= KEPT {
-            for path in core::mem::take(&mut self.directories).into_values() {
-                home::drop_image(&path)?;
-            }
+            self.directories.clear();
         }
-        let path = self.next_path();
-        build(&path, |tree| {
-            let listing =
-                openat(&source, ".", OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
-            for entry in Dir::new(listing)? {
+        let template = self.home()?.template(|| {
+            // Before anything covers the way to it.
+            let source = reopen_here(fd)?;
+            let tree = skeleton()?;
+            let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+            for entry in Dir::new(openat(&source, ".", flags, Mode::empty())?)? {
                 let entry = entry?;
                 let name = entry
                     .file_name()
                     .to_str()
                     .map_err(|_| io::Error::other("a name in the image is not UTF-8"))?;
                 if !matches!(name, "." | "..") && !OURS.contains(&name) {
-                    adopt(source.as_fd(), name, tree)?;
+                    adopt(source.as_fd(), name, tree.as_fd())?;
                 }
             }
-            Ok(())
+            finish(tree.as_fd())
         })?;
-        self.directories.insert(key, path.clone());
-        Ok(path)
-    }
-
-    fn next_path(&mut self) -> String {
-        self.made += 1;
-        format!("{IMAGES}/{}", self.made)
+        self.directories.insert(key, template.clone());
+        Ok(template)
     }
 }
 
@@ -148,39 +148,29 @@ fn key(directory: BorrowedFd<'_>) -> io::Result<Key> {
     Ok((stat.st_dev, stat.st_ino, stat.st_ctime, stat.st_ctime_nsec as i64))
 }
 
-/// Builds one image at `path`; on failure nothing of it stays.
-fn build(path: &str, fill: impl FnOnce(BorrowedFd<'_>) -> io::Result<()>) -> io::Result<()> {
-    mkdirat(CWD, path, Mode::from_raw_mode(0o755))?;
-    let built = skeleton(path).and_then(|tree| {
-        fill(tree.as_fd())?;
-        // Last, so that the skeleton could be filled: its own mount becomes read-only too.
-        #[cfg(feature = "weaken")]
-        if crate::weaken::without("read-only") {
-            return Ok(());
-        }
-        sys::mount_setattr(tree.as_fd(), c"", false, READ_ONLY, 0)
-    });
-    if let Err(error) = built {
-        let _ = home::drop_image(path);
-        return Err(error);
+/// Last, so that the skeleton could be filled: its own mount becomes read-only too.
+fn finish(tree: BorrowedFd<'_>) -> io::Result<()> {
+    #[cfg(feature = "weaken")]
+    if crate::weaken::without("read-only") {
+        return Ok(());
     }
-    Ok(())
+    sys::mount_setattr(tree, c"", false, READ_ONLY, 0)
 }
 
 /// The parts that every cell has, as a mounted tmpfs.
-fn skeleton(path: &str) -> io::Result<OwnedFd> {
+fn skeleton() -> io::Result<OwnedFd> {
     let context = fsopen("tmpfs", FsOpenFlags::FSOPEN_CLOEXEC)?;
     for (key, value) in [("source", "image"), ("mode", "0755"), ("size", "4M"), ("nr_inodes", "4096")] {
         fsconfig_set_string(&context, key, value)?;
     }
     fsconfig_create(&context)?;
+    let host_dev = open_directory(CWD, "/dev")?;
     let tree = fsmount(&context, FsMountFlags::FSMOUNT_CLOEXEC, MountAttrFlags::MOUNT_ATTR_NOSUID)?;
-    move_mount(&tree, "", CWD, path, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)?;
+    move_mount(&tree, "", CWD, MOUNT_POINT, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)?;
     for dir in ["proc", "dev", "dev/shm", "tmp", "work", "run"] {
         mkdirat(&tree, dir, Mode::from_raw_mode(0o755))?;
     }
     let dev = open_directory(tree.as_fd(), "dev")?;
-    let host_dev = open_directory(CWD, &format!("{HOST}/dev"))?;
     for (name, numbers) in DEVICES {
         bind_device(host_dev.as_fd(), name, numbers, dev.as_fd())?;
     }
@@ -243,8 +233,8 @@ fn bind(from: BorrowedFd<'_>, name: &str, into: BorrowedFd<'_>, attributes: u64)
 /// Finds the directory that the engine opened in *its* mount namespace again in ours, and makes sure that it is the same one:
 /// a mount can only be cloned within its own namespace, and a path alone could have been swapped meanwhile.
 fn reopen_here(fd: BorrowedFd<'_>) -> io::Result<OwnedFd> {
-    let link = readlinkat(CWD, format!("{PROC}/self/fd/{}", fd.as_raw_fd()), Vec::new())?;
-    let host = open_directory(CWD, HOST)?;
+    let link = readlinkat(CWD, format!("/proc/self/fd/{}", fd.as_raw_fd()), Vec::new())?;
+    let host = open_directory(CWD, "/")?;
     let here = openat2(
         &host,
         &*link,

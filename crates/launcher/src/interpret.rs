@@ -10,21 +10,15 @@ use casemate_guest::Gate;
 use casemate_wire::launch::block_start;
 use rustix::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use rustix::fs::{CWD, Mode, OFlags};
-use rustix::mount::{
-    MountFlags, MountPropagationFlags, MoveMountFlags, UnmountFlags, mount, mount_bind, mount_bind_recursive,
-    mount_change, move_mount, unmount,
-};
-use rustix::process::{chdir, getcwd, setsid};
+use rustix::mount::{MountPropagationFlags, MoveMountFlags, mount_bind, mount_change, move_mount};
+use rustix::process::{getcwd, setsid};
 
 use crate::cgroup::Group;
-use crate::home::{CELL, SCRATCH};
-use crate::recipe::{Capabilities, GUEST_ID, Ids, Mask, Op};
+use crate::recipe::{Capabilities, GUEST_ID, Ids, Mask, Op, SCRATCH};
 use crate::sys;
 
 /// What the launcher prepared for one child.
 pub(crate) struct Site<'a> {
-    /// Path of the prepared image; empty for the `process` wall.
-    pub(crate) image: &'a str,
     pub(crate) scratch: Option<BorrowedFd<'a>>,
     pub(crate) group: &'a Group,
     pub(crate) channel: BorrowedFd<'a>,
@@ -77,34 +71,21 @@ fn perform(op: Op, site: &mut Site<'_>) -> io::Result<()> {
         Op::PrivateMounts => {
             Ok(mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC)?)
         }
-        Op::BindImage => Ok(mount_bind_recursive(site.image, CELL)?),
         Op::AttachScratch => {
             let scratch = site.scratch.ok_or_else(|| io::Error::other("no scratch file system"))?;
             Ok(move_mount(scratch, "", CWD, SCRATCH, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)?)
         }
         Op::BindScratch(dir) => {
             let (from, to) = dir.paths();
-            Ok(mount_bind(format!("{SCRATCH}/{from}"), format!("{CELL}/{to}"))?)
+            Ok(mount_bind(format!("{SCRATCH}/{from}"), to)?)
         }
-        Op::MountProc => {
-            let flags = MountFlags::RDONLY | MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
-            #[cfg(feature = "weaken")]
-            let flags = if crate::weaken::without("read-only") { flags - MountFlags::RDONLY } else { flags };
-            Ok(mount("proc", format!("{CELL}/proc"), "proc", flags, None)?)
-        }
+        Op::MountProc => sys::mount_proc("/proc", &[]),
         // The cell's own null device, and a directory of the read-only skeleton that is always empty.
         Op::MaskProc(Mask::File(path)) => {
-            Ok(mount_bind(format!("{CELL}/dev/null"), format!("{CELL}/proc/{path}"))?)
+            Ok(mount_bind("/dev/null", format!("/proc/{path}"))?)
         }
         Op::MaskProc(Mask::Directory(path)) => {
-            Ok(mount_bind(format!("{CELL}/run"), format!("{CELL}/proc/{path}"))?)
-        }
-        Op::PivotRoot => {
-            chdir(CELL)?;
-            sys::pivot_root_here()?;
-            // The old root now lies on top of the new one; "." still means the new.
-            unmount(".", UnmountFlags::DETACH)?;
-            Ok(chdir("/")?)
+            Ok(mount_bind("/run", format!("/proc/{path}"))?)
         }
         Op::CheckWorkingDirectory => match getcwd(Vec::new())?.as_bytes() {
             b"/" => Ok(()),

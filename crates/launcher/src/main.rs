@@ -45,6 +45,8 @@ use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendFlag
 
 use crate::cells::{Cells, Failure};
 use crate::cgroup::Owner;
+use crate::home::Home;
+use crate::image::Images;
 
 /// How long the last cells may take to go away once the engine is gone.
 const LAST_SWEEP: Duration = Duration::from_secs(10);
@@ -91,16 +93,6 @@ pub(crate) enum Mode {
     Process,
 }
 
-impl Mode {
-    /// Where the host's procfs is.
-    pub(crate) fn proc(self) -> &'static str {
-        match self {
-            Mode::Container => home::PROC,
-            Mode::Process => "/proc",
-        }
-    }
-}
-
 #[cfg(feature = "bare")]
 casemate_bare::program!(run);
 
@@ -132,11 +124,14 @@ fn serve() -> io::Result<()> {
     let root = rustix::process::geteuid().is_root() && owns_id_blocks()?;
     let host = inspect::Namespaces::own()?;
     let tree = cgroup::Tree::open(root);
-    let entered = match mode {
-        Mode::Container => home::enter(root),
-        Mode::Process => Err("this launcher serves the process wall".into()),
+    let network = sys::own_network().ok();
+    let (home, container) = match mode {
+        Mode::Container => match Home::enter(root) {
+            Ok(home) => (Some(home), Ok(())),
+            Err(reason) => (None, Err(reason)),
+        },
+        Mode::Process => (None, Err("this launcher serves the process wall".into())),
     };
-    let container = entered.and_then(|()| home::user_namespaces_allowed());
     let hello = Hello {
         version: PROTOCOL_VERSION,
         privilege: if root { Privilege::Root } else { Privilege::Rootless },
@@ -145,7 +140,7 @@ fn serve() -> io::Result<()> {
         seccomp: sys::seccomp_available(),
         cgroups: tree.describe(),
     };
-    let mut cells = Cells::new(mode, root, tree, host);
+    let mut cells = Cells::new(mode, root, tree, host, network, Images::new(home));
     // Whatever cannot be made ahead is tried again by the launch that needs it, which reports the reason.
     if let Ahead::First(image) = ahead {
         let _ = cells.build_ahead();

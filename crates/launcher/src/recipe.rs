@@ -28,8 +28,6 @@ pub(crate) enum Op {
     NewCgroupNamespace,
     /// Nothing mounted from here on may reach another mount namespace.
     PrivateMounts,
-    /// The prepared, read-only image tree becomes the cell's root to be.
-    BindImage,
     /// The quota-bound tmpfs that the launcher made: every writable byte of the cell is in it.
     AttachScratch,
     BindScratch(ScratchDir),
@@ -37,8 +35,6 @@ pub(crate) enum Op {
     MountProc,
     /// Cover what tells about the host and is not bound to a namespace.
     MaskProc(Mask),
-    /// Enter the new root and drop the old tree.
-    PivotRoot,
     /// CVE-2024-21626 and friends: the working directory must be the new root and nothing else.
     CheckWorkingDirectory,
     /// No controlling terminal to push input into.
@@ -84,6 +80,9 @@ pub(crate) enum Capabilities {
     NoneToDrop,
 }
 
+/// Where the scratch file system as a whole is mounted, until one of its directories covers it.
+pub(crate) const SCRATCH: &str = "/tmp";
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ScratchDir {
     Work,
@@ -92,13 +91,14 @@ pub(crate) enum ScratchDir {
 }
 
 impl ScratchDir {
-    pub(crate) const ALL: [ScratchDir; 3] = [ScratchDir::Work, ScratchDir::Tmp, ScratchDir::Shm];
+    /// The last one covers the place of the others.
+    pub(crate) const ALL: [ScratchDir; 3] = [ScratchDir::Work, ScratchDir::Shm, ScratchDir::Tmp];
     /// Name within the scratch file system, and mount point in the cell.
     pub(crate) fn paths(self) -> (&'static str, &'static str) {
         match self {
-            ScratchDir::Work => ("work", "work"),
-            ScratchDir::Tmp => ("tmp", "tmp"),
-            ScratchDir::Shm => ("shm", "dev/shm"),
+            ScratchDir::Work => ("work", "/work"),
+            ScratchDir::Tmp => ("tmp", SCRATCH),
+            ScratchDir::Shm => ("shm", "/dev/shm"),
         }
     }
 }
@@ -133,12 +133,11 @@ pub(crate) fn operations(spec: &CellSpec, masks: &[Mask]) -> Vec<Op> {
                 Some(_) => (Ids::NamespaceRoot, Capabilities::OfGuest),
                 None => (Ids::Mapped, Capabilities::None),
             };
-            ops.extend([Op::NewCgroupNamespace, Op::PrivateMounts, Op::BindImage, Op::AttachScratch]);
+            ops.extend([Op::NewCgroupNamespace, Op::PrivateMounts, Op::AttachScratch]);
             ops.extend(ScratchDir::ALL.map(Op::BindScratch));
             ops.push(Op::MountProc);
             ops.extend(masks.iter().map(|&mask| Op::MaskProc(mask)));
             ops.extend([
-                Op::PivotRoot,
                 Op::CheckWorkingDirectory,
                 Op::AwaitLauncher,
                 Op::TakeIds(ids),
@@ -190,12 +189,10 @@ impl Op {
             Op::TakeIds(_) => "take ids".into(),
             Op::NewCgroupNamespace => "new cgroup namespace".into(),
             Op::PrivateMounts => "private mounts".into(),
-            Op::BindImage => "bind image".into(),
             Op::AttachScratch => "attach scratch".into(),
-            Op::BindScratch(dir) => format!("bind /{}", dir.paths().1),
+            Op::BindScratch(dir) => format!("bind {}", dir.paths().1),
             Op::MountProc => "mount /proc".into(),
             Op::MaskProc(Mask::File(path) | Mask::Directory(path)) => format!("mask /proc/{path}"),
-            Op::PivotRoot => "pivot root".into(),
             Op::CheckWorkingDirectory => "check working directory".into(),
             Op::NewSession => "new session".into(),
             Op::NewKeyring => "new keyring".into(),

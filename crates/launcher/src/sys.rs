@@ -49,15 +49,65 @@ pub(crate) fn unshare(flags: libc::c_int) -> io::Result<()> {
 }
 
 /// The network namespace that this process is in.
-pub(crate) fn own_network(proc: &str) -> io::Result<OwnedFd> {
+pub(crate) fn own_network() -> io::Result<OwnedFd> {
+    own_namespace("/proc/self/ns/net")
+}
+
+/// The mount namespace that this process is in.
+pub(crate) fn own_mounts() -> io::Result<OwnedFd> {
+    own_namespace("/proc/self/ns/mnt")
+}
+
+fn own_namespace(path: &str) -> io::Result<OwnedFd> {
     use rustix::fs::{Mode, OFlags, open};
-    Ok(open(alloc::format!("{proc}/self/ns/net"), OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?)
+    Ok(open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?)
 }
 
 pub(crate) fn enter_network(namespace: BorrowedFd<'_>) -> io::Result<()> {
-    // SAFETY: integers only; changes the namespace of this single-threaded process.
-    unsafe { call(libc::SYS_setns, [namespace.as_raw_fd() as usize, libc::CLONE_NEWNET as usize]) }?;
+    enter(namespace, libc::CLONE_NEWNET)
+}
+
+/// Root and working directory become the namespace's root.
+pub(crate) fn enter_mounts(namespace: BorrowedFd<'_>) -> io::Result<()> {
+    enter(namespace, libc::CLONE_NEWNS)
+}
+
+fn enter(namespace: BorrowedFd<'_>, kind: libc::c_int) -> io::Result<()> {
+    // SAFETY: integers only; changes a namespace of this single-threaded process.
+    unsafe { call(libc::SYS_setns, [namespace.as_raw_fd() as usize, kind as usize]) }?;
     Ok(())
+}
+
+/// Mounts a procfs of this process's PID namespace, read-only as a whole.
+pub(crate) fn mount_proc(place: &str, options: &[(&str, &str)]) -> io::Result<()> {
+    use rustix::mount::{
+        FsMountFlags, FsOpenFlags, MountAttrFlags, MoveMountFlags, fsconfig_create, fsconfig_set_string, fsmount,
+        fsopen, move_mount,
+    };
+    let context = fsopen("proc", FsOpenFlags::FSOPEN_CLOEXEC)?;
+    for (key, value) in options {
+        fsconfig_set_string(&context, *key, *value)?;
+    }
+    fsconfig_create(&context)?;
+    let attributes = MountAttrFlags::MOUNT_ATTR_RDONLY
+        | MountAttrFlags::MOUNT_ATTR_NOSUID
+        | MountAttrFlags::MOUNT_ATTR_NODEV
+        | MountAttrFlags::MOUNT_ATTR_NOEXEC;
+    #[cfg(feature = "weaken")]
+    let attributes = match crate::weaken::without("read-only") {
+        true => attributes - MountAttrFlags::MOUNT_ATTR_RDONLY,
+        false => attributes,
+    };
+    let mount = fsmount(&context, FsMountFlags::FSMOUNT_CLOEXEC, attributes)?;
+    Ok(move_mount(&mount, "", rustix::fs::CWD, place, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)?)
+}
+
+/// Waits for one child, and returns what is left of its status: zero if all went well.
+pub(crate) fn wait_for(pid: i32) -> io::Result<i32> {
+    let mut status: libc::c_int = 0;
+    // SAFETY: the kernel stores one int.
+    unsafe { call(libc::SYS_wait4, [pid as usize, &raw mut status as usize, libc::__WALL as usize, 0]) }?;
+    Ok(status)
 }
 
 /// Applies mount attributes to `path` (with everything below it if `recursive`).

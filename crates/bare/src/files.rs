@@ -69,3 +69,27 @@ pub fn list_path(path: &str) -> io::Result<Vec<(String, FileType)>> {
     let dir = openat(CWD, path, flags, Mode::empty())?;
     list(rustix::fd::AsFd::as_fd(&dir))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use alloc::format;
+
+    #[test]
+    fn small_and_large_files_are_read_to_their_end() {
+        assert!(read_text("/proc/self/status").is_ok_and(|status| status.starts_with("Name:")));
+        assert!(read("/proc/self/exe").is_err(), "a link is not followed");
+        let path = format!("{}/casemate-bare-{}", std::env::temp_dir().display(), std::process::id());
+        let bytes: Vec<u8> = (0..100_000u32).map(|n| n as u8).collect();
+        std::fs::write(&path, &bytes).expect("a file");
+        let found = read(&path);
+        std::fs::remove_file(&path).expect("it was there");
+        assert_eq!(found.expect("it can be read"), bytes);
+    }
+
+    #[test]
+    fn a_directory_is_listed_without_itself() {
+        let tasks = list_path("/proc/self/task").expect("every process has one");
+        assert!(!tasks.is_empty() && tasks.iter().all(|(name, _)| name.parse::<u32>().is_ok()));
+    }
+}

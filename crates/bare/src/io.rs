@@ -146,3 +146,21 @@ pub fn complain(words: &str) {
 pub fn text(bytes: alloc::vec::Vec<u8>) -> Result<String> {
     String::from_utf8(bytes).map_err(Error::other)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errors_say_what_the_standard_library_says() {
+        for number in 1..134 {
+            let ours = Error::from_raw_os_error(number).to_string();
+            match words(Errno::from_raw_os_error(number)) {
+                Some(_) => assert_eq!(ours, std::io::Error::from_raw_os_error(number).to_string()),
+                None => assert_eq!(ours, std::format!("os error {number}")),
+            }
+        }
+        assert_eq!(Error::other("no reason").to_string(), "no reason");
+        assert_eq!(Error::other("no reason").raw_os_error(), None);
+    }
+}

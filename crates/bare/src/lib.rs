@@ -5,7 +5,8 @@
 //! traces, and twice as long to start (much of that CPUID instructions, each of which is an exit to the hypervisor on a
 //! virtual machine). They have one thread, no locale and no arguments, so they need very little:
 //!
-//! - [`call`]: system calls. [`io`]: their errors, reading and writing. [`files`]: small files. [`Moment`]: time.
+//! - [`call`]: system calls. [`io`]: their errors, reading and writing. [`files`]: small files. [`process`]: signals, filters and
+//!   the like. [`Moment`]: time.
 //! - with the feature `program`: the way from the kernel to `main`, an allocator, and what is said when it panics.
 //!
 //! Without that feature the same code runs on top of the standard library: in tests, and in the builds that leave layers
@@ -13,13 +14,20 @@
 #![no_std]
 
 extern crate alloc;
+#[cfg(test)]
+extern crate std;
 
 pub mod call;
 pub mod files;
 pub mod io;
-#[cfg(feature = "program")]
+#[cfg(any(feature = "program", test))]
+#[cfg_attr(
+    test,
+    allow(dead_code, reason = "tests have the standard library's memory, and try this one beside it")
+)]
 mod memory;
 mod moment;
+pub mod process;
 #[cfg(feature = "program")]
 mod start;
 
@@ -38,16 +46,6 @@ macro_rules! program {
             $main()
         }
     };
-}
-
-/// From here on, writing to nobody is an error and not the end.
-pub fn ignore_broken_pipes() {
-    // As the kernel has it: handler, flags, restorer, mask.
-    let action = [libc::SIG_IGN as u64, 0, 0, 0];
-    let arguments = [libc::SIGPIPE as usize, &raw const action as usize, 0, size_of::<u64>()];
-    // SAFETY: the kernel reads one `sigaction`; for this signal the call cannot fail.
-    #[allow(unsafe_code, reason = "a call that reads a structure")]
-    let _ = unsafe { call::call(libc::SYS_rt_sigaction, arguments) };
 }
 
 /// Ends this process at once.

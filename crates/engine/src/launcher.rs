@@ -104,7 +104,8 @@ impl Keeper {
         if let Some(launcher) = launcher.as_ref().filter(|launcher| !launcher.is_dead()) {
             return Ok(launcher.clone());
         }
-        if let Some(dead) = launcher.take() {
+        let dead = launcher.take();
+        if let Some(dead) = &dead {
             lock(&dead.0.child).wait();
         }
         let begin = Op::Start { run: self.home.run, generation: *generation };
@@ -116,6 +117,9 @@ impl Keeper {
         let fresh = Launcher::start(waiting, begin, &self.home.shared_locks()).await?;
         if *generation > 0 {
             fresh.recover(self.home.run).await?;
+        }
+        if let Some(dead) = dead {
+            dead.forget_cells();
         }
         *generation += 1;
         *launcher = Some(fresh.clone());
@@ -242,14 +246,20 @@ impl Launcher {
             }
             bell.await;
         };
-        let mut child = lock(&self.0.child);
-        match farewell {
-            true => Some(Leaving(Some(Reaped(child.0.take())))),
-            false => {
-                child.wait();
-                None
-            }
+        if !farewell {
+            lock(&self.0.child).wait();
+            return None;
         }
+        self.forget_cells();
+        let child = lock(&self.0.child).0.take();
+        Some(Leaving(Some(Reaped(child))))
+    }
+
+    /// Drops what cells kept of which nobody will say any more that they are gone. Now, and not when the last task
+    /// that knows of them happens to end.
+    fn forget_cells(&self) {
+        let kept = std::mem::take(&mut lock(&self.0.state.table).alive);
+        drop(kept);
     }
 
     fn next_id(&self) -> u32 {

@@ -122,8 +122,11 @@ impl Drop for Record {
     fn drop(&mut self) {
         if self.planned.is_some() && !self.closed {
             let status = Status::Killed { cause: Cause::Cancelled, limit: None, peak: None };
-            let _ =
-                self.write_closing(None, &Outcome::without_cell(self.id.clone(), status), &mut Ran::default());
+            let _ = self.write_closing(
+                None,
+                &Outcome::without_cell(self.id.clone(), status),
+                &mut Ran::default(),
+            );
         }
     }
 }

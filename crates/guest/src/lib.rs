@@ -28,6 +28,7 @@ use alloc::string::ToString;
 use alloc::vec;
 use alloc::vec::Vec;
 
+use casemate_bare::process::{Disposition, dispose};
 use casemate_bare::{files as small_files, io};
 use casemate_wire::PROTOCOL_VERSION;
 use casemate_wire::frame::{Body, MAX_PAYLOAD};
@@ -95,7 +96,8 @@ enum Source {
 
 impl Guest {
     fn start(gate: Option<Gate>) -> io::Result<Guest> {
-        casemate_bare::ignore_broken_pipes();
+        // Writing to nobody is an error, not the end.
+        dispose(libc::SIGPIPE, Disposition::Ignore)?;
         // Nothing in the cell may look into this process, even where it has the same uid.
         sys::prctl(libc::PR_SET_DUMPABLE, 0)?;
         // Where there is no PID namespace, orphans must still end up here.
@@ -147,7 +149,7 @@ impl Guest {
                 }
                 Source::Channel if flags.intersects(PollFlags::HUP | PollFlags::ERR) => return Ok(false),
                 Source::Channel => {}
-                Source::Children => drain(&self.events),
+                Source::Children => sys::drain_events(&self.events),
                 Source::Process(index, wake) => {
                     self.processes[index].wake(wake, &mut self.channel, &mut self.buffer);
                 }
@@ -347,11 +349,6 @@ fn get_on(get: &mut Get, channel: &mut Channel) -> bool {
             true
         }
     }
-}
-
-fn drain(events: &OwnedFd) {
-    let mut buffer = [0u8; 1024];
-    while rustix::io::read(events, &mut buffer).is_ok_and(|n| n > 0) {}
 }
 
 /// As PID 1, ending is enough: the kernel takes the rest. Elsewhere everything below has to be stopped, then killed.

@@ -3,16 +3,18 @@
 
 use alloc::ffi::CString;
 use alloc::vec::Vec;
-use core::mem::{MaybeUninit, size_of};
+use core::mem::MaybeUninit;
 use core::ptr::null;
 
 use casemate_bare::call::call;
 use casemate_bare::io;
+use casemate_bare::process::{Disposition, dispose, unblock_signals};
 use casemate_wire::guest::{ProcessUsage, WaitStatus};
 use rustix::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use rustix::io::Errno;
 
 pub(crate) use casemate_bare::exit_now;
+pub(crate) use casemate_bare::process::{child_events, drain_events, install_filter, kill, prctl};
 
 /// The channel to the engine, which the launcher puts at 3.
 pub(crate) fn inherited_channel() -> io::Result<OwnedFd> {
@@ -33,11 +35,6 @@ pub(crate) fn fork() -> io::Result<Option<i32>> {
     // SAFETY: takes nothing.
     let _ = unsafe { call(libc::SYS_sched_yield, []) };
     Ok(Some(pid as i32))
-}
-
-pub(crate) fn prctl(option: libc::c_int, value: usize) -> io::Result<usize> {
-    // SAFETY: only options that take integers are passed by the callers in this crate.
-    Ok(unsafe { call(libc::SYS_prctl, [option as usize, value, 0, 0, 0]) }?)
 }
 
 /// Whether this is the first process of its namespace.
@@ -90,39 +87,10 @@ pub(crate) fn lower_rlimit(resource: u32, value: u64) -> io::Result<()> {
     Ok(())
 }
 
-pub(crate) fn install_filter(program: &[libc::sock_filter]) -> io::Result<()> {
-    let program =
-        libc::sock_fprog { len: program.len() as libc::c_ushort, filter: program.as_ptr().cast_mut() };
-    let mode = libc::SECCOMP_SET_MODE_FILTER as usize;
-    // SAFETY: the kernel copies `len` instructions from `filter`, which outlives the call.
-    unsafe { call(libc::SYS_seccomp, [mode, 0, &raw const program as usize]) }?;
-    Ok(())
-}
-
-/// What the kernel takes for a set of signals.
-const SIGNAL_SET: usize = size_of::<u64>();
-
-/// Blocks SIGCHLD and returns a descriptor that becomes readable when children change state.
-pub(crate) fn child_events() -> io::Result<OwnedFd> {
-    let set: u64 = 1 << (libc::SIGCHLD - 1);
-    let flags = (libc::SFD_CLOEXEC | libc::SFD_NONBLOCK) as usize;
-    // SAFETY: the kernel reads one set of signals; the new descriptor has no other owner.
-    unsafe {
-        call(libc::SYS_rt_sigprocmask, [libc::SIG_BLOCK as usize, &raw const set as usize, 0, SIGNAL_SET])?;
-        let fd = call(libc::SYS_signalfd4, [usize::MAX, &raw const set as usize, SIGNAL_SET, flags])?;
-        Ok(OwnedFd::from_raw_fd(fd as RawFd))
-    }
-}
-
-/// No signal blocked, SIGPIPE at its default again (it is ignored here, and that survives exec).
+/// No signal blocked, SIGPIPE at its default again: it is ignored here, and that survives exec.
 pub(crate) fn default_signals() -> io::Result<()> {
-    let (set, action) = (0u64, [0u64; 4]);
-    // SAFETY: the kernel reads one set of signals, and one `sigaction` of its own kind, in which zeros mean the default.
-    unsafe {
-        call(libc::SYS_rt_sigprocmask, [libc::SIG_SETMASK as usize, &raw const set as usize, 0, SIGNAL_SET])?;
-        call(libc::SYS_rt_sigaction, [libc::SIGPIPE as usize, &raw const action as usize, 0, SIGNAL_SET])?;
-    }
-    Ok(())
+    unblock_signals()?;
+    dispose(libc::SIGPIPE, Disposition::Default)
 }
 
 /// One child that ended. `__WALL` also takes traced threads: without it, a payload whose second thread asked to be
@@ -155,12 +123,6 @@ pub(crate) fn reap() -> Option<(i32, WaitStatus, ProcessUsage)> {
         return reap();
     };
     Some((pid, status, usage))
-}
-
-pub(crate) fn kill(pid: i32, signal: i32) -> io::Result<()> {
-    // SAFETY: integers only.
-    unsafe { call(libc::SYS_kill, [pid as isize as usize, signal as usize]) }?;
-    Ok(())
 }
 
 /// Puts `source` at number `target`, inheritable.

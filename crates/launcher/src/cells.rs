@@ -405,7 +405,9 @@ impl Cells {
                 Ok(0) => break,
                 Ok(n) => received.extend_from_slice(&buffer[..n]),
                 // All is said. The guest has an end of the pipe, too, and may take its time to close it.
-                Err(Errno::AGAIN) if received.first() == Some(&BORN) && received.len() >= full_length(ops) => {
+                Err(Errno::AGAIN)
+                    if received.first() == Some(&BORN) && received.len() >= full_length(ops) =>
+                {
                     break;
                 }
                 Err(Errno::AGAIN) => {
@@ -480,9 +482,7 @@ impl Cells {
         let cell = self.get(id)?;
         let surroundings = match known {
             Some(surroundings) => surroundings,
-            None => {
-                find_payload(PROC, cell.pid, &self.host).map_err(Failure::at("find payload"))?
-            }
+            None => find_payload(PROC, cell.pid, &self.host).map_err(Failure::at("find payload"))?,
         };
         if !self.tree.holds(&cell.group, &surroundings.membership) {
             return Err(Failure::new("check posture", "the payload is not in the cell's cgroups"));

@@ -81,12 +81,8 @@ fn perform(op: Op, site: &mut Site<'_>) -> io::Result<()> {
         }
         Op::MountProc => sys::mount_proc("/proc", &[]),
         // The cell's own null device, and a directory of the read-only skeleton that is always empty.
-        Op::MaskProc(Mask::File(path)) => {
-            Ok(mount_bind("/dev/null", format!("/proc/{path}"))?)
-        }
-        Op::MaskProc(Mask::Directory(path)) => {
-            Ok(mount_bind("/run", format!("/proc/{path}"))?)
-        }
+        Op::MaskProc(Mask::File(path)) => Ok(mount_bind("/dev/null", format!("/proc/{path}"))?),
+        Op::MaskProc(Mask::Directory(path)) => Ok(mount_bind("/run", format!("/proc/{path}"))?),
         Op::CheckWorkingDirectory => match getcwd(Vec::new())?.as_bytes() {
             b"/" => Ok(()),
             other => {
@@ -110,8 +106,8 @@ fn perform(op: Op, site: &mut Site<'_>) -> io::Result<()> {
             sys::keep_capabilities(0, bits(&[caps::SETUID, caps::SETGID]))
         }
         Op::KeepCapabilities(Capabilities::NoneToDrop) => sys::clear_ambient_capabilities(),
-        Op::DieWithLauncher => sys::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL as usize),
-        Op::NoNewPrivileges => sys::prctl(libc::PR_SET_NO_NEW_PRIVS, 1),
+        Op::DieWithLauncher => sys::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL as usize).map(drop),
+        Op::NoNewPrivileges => sys::prctl(libc::PR_SET_NO_NEW_PRIVS, 1).map(drop),
         Op::Filter(program) => sys::install_filter(casemate_filter::program(program)),
         Op::OnlyTheChannel => {
             let null = rustix::fs::open("/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?;

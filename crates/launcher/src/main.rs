@@ -115,7 +115,6 @@ fn serve() -> io::Result<()> {
     #[cfg(feature = "weaken")]
     weaken::load();
     sys::default_dispositions();
-    casemate_bare::ignore_broken_pipes();
     let control = sys::inherited_control()?;
     let Some((mode, ahead)) = receive_purpose(control.as_fd())? else { return Ok(()) };
     let events = sys::child_events()?;

@@ -7,10 +7,14 @@ use core::time::Duration;
 
 use casemate_bare::call::call;
 use casemate_bare::io;
+use casemate_bare::process::{Disposition, dispose};
 use rustix::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use rustix::io::Errno;
 
 pub(crate) use casemate_bare::exit_now;
+pub(crate) use casemate_bare::process::{
+    child_events, drain_events, install_filter, kill, prctl, unblock_signals,
+};
 
 /// `libc` has it as an integer that is too narrow.
 const CLONE_INTO_CGROUP: u64 = 0x2_0000_0000;
@@ -81,8 +85,8 @@ fn enter(namespace: BorrowedFd<'_>, kind: libc::c_int) -> io::Result<()> {
 /// Mounts a procfs of this process's PID namespace, read-only as a whole.
 pub(crate) fn mount_proc(place: &str, options: &[(&str, &str)]) -> io::Result<()> {
     use rustix::mount::{
-        FsMountFlags, FsOpenFlags, MountAttrFlags, MoveMountFlags, fsconfig_create, fsconfig_set_string, fsmount,
-        fsopen, move_mount,
+        FsMountFlags, FsOpenFlags, MountAttrFlags, MoveMountFlags, fsconfig_create, fsconfig_set_string,
+        fsmount, fsopen, move_mount,
     };
     let context = fsopen("proc", FsOpenFlags::FSOPEN_CLOEXEC)?;
     for (key, value) in options {
@@ -150,19 +154,13 @@ pub(crate) fn pivot_root_here() -> io::Result<()> {
 
 /// Leaves every supplementary group, then sets real, effective and saved ids.
 pub(crate) fn become_id(id: u32) -> io::Result<()> {
-    // SAFETY: plain integers; the raw calls act on this single-threaded process only.
     let id = id as usize;
+    // SAFETY: plain integers; the raw calls act on this single-threaded process only.
     unsafe {
         call(libc::SYS_setgroups, [0, 0])?;
         call(libc::SYS_setresgid, [id, id, id])?;
         call(libc::SYS_setresuid, [id, id, id])?;
     }
-    Ok(())
-}
-
-pub(crate) fn prctl(option: libc::c_int, value: usize) -> io::Result<()> {
-    // SAFETY: only options that take integers are passed by the callers in this crate.
-    unsafe { call(libc::SYS_prctl, [option as usize, value, 0, 0, 0]) }?;
     Ok(())
 }
 
@@ -175,7 +173,7 @@ pub(crate) fn keep_capabilities(bounding: u64, permitted: u64) -> io::Result<()>
             continue;
         }
         match prctl(libc::PR_CAPBSET_DROP, capability) {
-            Ok(()) => {}
+            Ok(_) => {}
             // The first number that this kernel does not know.
             Err(error) if error.errno() == Some(Errno::INVAL) && capability > 30 => break,
             Err(error) => return Err(error),
@@ -185,7 +183,7 @@ pub(crate) fn keep_capabilities(bounding: u64, permitted: u64) -> io::Result<()>
 }
 
 pub(crate) fn clear_ambient_capabilities() -> io::Result<()> {
-    prctl(libc::PR_CAP_AMBIENT, libc::PR_CAP_AMBIENT_CLEAR_ALL as usize)
+    prctl(libc::PR_CAP_AMBIENT, libc::PR_CAP_AMBIENT_CLEAR_ALL as usize).map(drop)
 }
 
 /// Permitted and effective become `set`, inheritable becomes empty.
@@ -207,15 +205,6 @@ fn set_capabilities(set: u64) -> io::Result<()> {
     let data = [half(set), half(set >> 32)];
     // SAFETY: header and data have the layout of version 3 of capset(2) and outlive the call.
     unsafe { call(libc::SYS_capset, [&raw const header as usize, data.as_ptr() as usize]) }?;
-    Ok(())
-}
-
-pub(crate) fn install_filter(program: &[libc::sock_filter]) -> io::Result<()> {
-    let program =
-        libc::sock_fprog { len: program.len() as libc::c_ushort, filter: program.as_ptr().cast_mut() };
-    // SAFETY: the kernel copies `len` instructions from `filter`, which outlives the call.
-    let mode = libc::SECCOMP_SET_MODE_FILTER as usize;
-    unsafe { call(libc::SYS_seccomp, [mode, 0, &raw const program as usize]) }?;
     Ok(())
 }
 
@@ -276,9 +265,6 @@ pub(crate) fn close_from_six() -> io::Result<(OwnedFd, OwnedFd)> {
     Ok((four, five))
 }
 
-/// What the kernel takes for a set of signals.
-const SIGNAL_SET: usize = size_of::<u64>();
-
 /// Does nothing for a while.
 pub(crate) fn sleep(duration: Duration) {
     use rustix::event::{Timespec, poll};
@@ -287,48 +273,28 @@ pub(crate) fn sleep(duration: Duration) {
     let _ = poll(&mut [], Some(&timeout));
 }
 
-/// Blocks SIGCHLD and returns a descriptor that becomes readable when children change state.
-pub(crate) fn child_events() -> io::Result<OwnedFd> {
-    let set: u64 = 1 << (libc::SIGCHLD - 1);
-    let flags = (libc::SFD_CLOEXEC | libc::SFD_NONBLOCK) as usize;
-    // SAFETY: the kernel reads one set of signals; the new descriptor has no other owner.
-    unsafe {
-        call(libc::SYS_rt_sigprocmask, [libc::SIG_BLOCK as usize, &raw const set as usize, 0, SIGNAL_SET])?;
-        let fd = call(libc::SYS_signalfd4, [usize::MAX, &raw const set as usize, SIGNAL_SET, flags])?;
-        Ok(OwnedFd::from_raw_fd(fd as RawFd))
-    }
-}
-
 /// Ignored signals are inherited through exec, too: what a background job or `nohup` ignores must reach neither this process's
 /// wait for children nor a payload.
 pub(crate) fn default_dispositions() {
-    let action = [0u64; 4];
     for signal in 1..=64 {
-        // SAFETY: the kernel reads one `sigaction` of its own kind, in which zeros mean the default. For KILL and STOP it fails.
-        let _ = unsafe { call(libc::SYS_rt_sigaction, [signal, &raw const action as usize, 0, SIGNAL_SET]) };
+        // KILL and STOP have no other.
+        let _ = dispose(signal, Disposition::Default);
     }
-}
-
-/// The signal mask is inherited through exec: a child starts with none blocked.
-pub(crate) fn unblock_signals() -> io::Result<()> {
-    let none = 0u64;
-    let how = libc::SIG_SETMASK as usize;
-    // SAFETY: the kernel reads one set of signals.
-    unsafe { call(libc::SYS_rt_sigprocmask, [how, &raw const none as usize, 0, SIGNAL_SET]) }?;
-    Ok(())
+    // Writing to nobody is an error, not the end. The guest gives this one back to what it starts.
+    let _ = dispose(libc::SIGPIPE, Disposition::Ignore);
 }
 
 /// One child that ended, if any. `__WALL` also takes traced threads, which a plain wait would leave for ever.
 pub(crate) fn reap() -> Option<i32> {
-    // SAFETY: no status is asked for.
     let flags = (libc::WNOHANG | libc::__WALL) as usize;
+    // SAFETY: no status is asked for.
     let pid = unsafe { call(libc::SYS_wait4, [usize::MAX, 0, flags, 0]) }.unwrap_or(0) as i32;
     (pid > 0).then_some(pid)
 }
 
 pub(crate) fn kill_by_pidfd(pidfd: BorrowedFd<'_>) -> io::Result<()> {
-    // SAFETY: integers and a null siginfo.
     let arguments = [pidfd.as_raw_fd() as usize, libc::SIGKILL as usize, 0, 0];
+    // SAFETY: integers and a null siginfo.
     unsafe { call(libc::SYS_pidfd_send_signal, arguments) }?;
     Ok(())
 }
@@ -338,12 +304,6 @@ pub(crate) fn has_ended(pidfd: BorrowedFd<'_>) -> bool {
     use rustix::event::{PollFd, PollFlags, Timespec, poll};
     let mut polled = [PollFd::from_borrowed_fd(pidfd, PollFlags::IN)];
     poll(&mut polled, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).is_ok_and(|ready| ready > 0)
-}
-
-pub(crate) fn kill(pid: i32, signal: i32) -> io::Result<()> {
-    // SAFETY: integers only.
-    unsafe { call(libc::SYS_kill, [pid as isize as usize, signal as usize]) }?;
-    Ok(())
 }
 
 /// Whether this kernel takes seccomp filters.
@@ -360,10 +320,4 @@ pub(crate) fn inherited_control() -> io::Result<OwnedFd> {
     unsafe { call(libc::SYS_fcntl, [0, libc::F_GETFD as usize]) }?;
     // SAFETY: it is open (checked just now) and nothing else in this new process owns it.
     Ok(unsafe { OwnedFd::from_raw_fd(0) })
-}
-
-/// Empties the descriptor of [`child_events`].
-pub(crate) fn drain_events(events: BorrowedFd<'_>) {
-    let mut buffer = [0u8; 1024];
-    while rustix::io::read(events, &mut buffer).is_ok_and(|n| n > 0) {}
 }

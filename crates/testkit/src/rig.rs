@@ -6,7 +6,7 @@ use std::path::Path;
 
 use casemate_core::policy::Policy;
 use casemate_engine::recorder::{Reader, Record};
-use casemate_engine::{Agents, Config, Durability, Engine};
+use casemate_engine::{Agents, Config, Engine};
 use tempfile::TempDir;
 
 use crate::remains::Traces;

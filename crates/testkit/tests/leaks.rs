@@ -14,7 +14,7 @@ use casemate_core::outcome::Status;
 use casemate_core::policy::Policy;
 use casemate_core::request::{Isolation, Request, RequestDraft, Risk, Workload};
 use casemate_core::stack::Stack;
-use casemate_engine::{Agents, Config, Durability, Engine, Io};
+use casemate_engine::{Config, Engine, Io};
 use common::leftovers::{groups, names, processes};
 use common::{Home, eventually};
 use rustix::process::Signal;

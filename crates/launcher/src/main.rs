@@ -161,7 +161,8 @@ fn serve() -> io::Result<()> {
     let deadline = Moment::now() + LAST_SWEEP;
     loop {
         cells.sweep();
-        if cells.is_empty() || Moment::now() > deadline {
+        // Without a PID namespace, what a cell has started may come to us after the cell is gone. It is not left to others.
+        if (cells.is_empty() && !sys::has_children()) || Moment::now() > deadline {
             break;
         }
         wait(&[(events.as_fd(), ())], Some(Duration::from_millis(2)))?;

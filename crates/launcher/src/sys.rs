@@ -292,6 +292,14 @@ pub(crate) fn reap() -> Option<i32> {
     (pid > 0).then_some(pid)
 }
 
+/// Whether there are children that have not been reaped, dead or alive.
+pub(crate) fn has_children() -> bool {
+    let (flags, no_wait) = ((libc::WNOHANG | libc::__WALL | libc::WEXITED) as usize, libc::WNOWAIT as usize);
+    // SAFETY: no information is asked for.
+    let found = unsafe { call(libc::SYS_waitid, [libc::P_ALL as usize, 0, 0, flags | no_wait, 0]) };
+    found != Err(Errno::CHILD)
+}
+
 pub(crate) fn kill_by_pidfd(pidfd: BorrowedFd<'_>) -> io::Result<()> {
     let arguments = [pidfd.as_raw_fd() as usize, libc::SIGKILL as usize, 0, 0];
     // SAFETY: integers and a null siginfo.

@@ -21,6 +21,17 @@ pub(crate) fn run(deny: Deny) -> Result {
     lint(&["--workspace", "--all-targets"])?;
     // The agents as the negative controls build them.
     lint(&["--package", "casemate-launcher", "--package", "casemate-guest", "--features", "weaken"])?;
+    // And as `casemate` carries them: without the standard library, whose panics unwind in the other profiles.
+    lint(&[
+        "--package",
+        "casemate-launcher",
+        "--package",
+        "casemate-guest",
+        "--features",
+        "bare",
+        "--profile",
+        "agent",
+    ])?;
     lint(&["--manifest-path", "fuzz/Cargo.toml"])?;
 
     heading("dependencies");

@@ -78,7 +78,7 @@ unsafe impl GlobalAlloc for Heap {
         }
         let size = SMALLEST << class;
         if state.end - state.next < size {
-            // What is left of the last chunk is small and is given up.
+            // What is left of the last chunk is less than this, and is given up.
             let chunk = map(CHUNK);
             if chunk.is_null() {
                 return chunk;

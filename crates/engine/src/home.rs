@@ -140,7 +140,7 @@ impl Home {
         Ok(scratch)
     }
 
-    /// Leaves the home. Only after the launchers are gone.
+    /// Leaves the home. Only after every cell is gone.
     pub(crate) fn close(self) {
         let _ = fs::remove_dir(scratch_base(self.run));
         let _guard = lock_runs(&self.runs);

@@ -104,9 +104,11 @@ impl Keeper {
         if let Some(launcher) = launcher.as_ref().filter(|launcher| !launcher.is_dead()) {
             return Ok(launcher.clone());
         }
-        let dead = launcher.take();
-        if let Some(dead) = &dead {
-            lock(&dead.0.child).wait();
+        if let Some(dead) = &launcher {
+            // Perhaps it only cannot be understood any more. It ends when it hears that nobody listens.
+            dead.0.hang_up();
+            let mut child = Reaped(lock(&dead.0.child).0.take());
+            let _ = tokio::task::spawn_blocking(move || child.wait()).await;
         }
         let begin = Op::Start { run: self.home.run, generation: *generation };
         let spare = lock(&self.spare).take();
@@ -114,15 +116,15 @@ impl Keeper {
             Some(waiting) => waiting,
             None => Waiting::spawn(&self.agents, self.serves, self.ahead).map_err(LauncherError::Start)?,
         };
+        *generation += 1;
         let fresh = Launcher::start(waiting, begin, &self.home.shared_locks()).await?;
-        if *generation > 0 {
+        if *generation > 1 {
+            // If this fails, the next one tries again, and until then the dead one's cells keep what they have.
             fresh.recover(self.home.run).await?;
         }
-        if let Some(dead) = dead {
+        if let Some(dead) = launcher.replace(fresh.clone()) {
             dead.forget_cells();
         }
-        *generation += 1;
-        *launcher = Some(fresh.clone());
         Ok(fresh)
     }
 
@@ -192,10 +194,11 @@ struct Table {
 impl Launcher {
     /// Puts a launcher to work. It shares the descriptors in `kept`: the locks they hold last as long as it lives.
     async fn start(waiting: Waiting, begin: Op, kept: &[BorrowedFd<'_>]) -> Result<Launcher, LauncherError> {
-        let Waiting { socket, child } = waiting;
-        sys::send_packet(socket.as_fd(), &Request { id: 0, op: begin }.encode(), kept)
-            .and_then(|()| Ok(rustix::io::ioctl_fionbio(&socket, true)?))
+        // In one piece as long as anything can fail: the socket has to go before its process is waited for.
+        sys::send_packet(waiting.socket.as_fd(), &Request { id: 0, op: begin }.encode(), kept)
+            .and_then(|()| Ok(rustix::io::ioctl_fionbio(&waiting.socket, true)?))
             .map_err(LauncherError::Start)?;
+        let Waiting { socket, child } = waiting;
         let socket = Arc::new(sys::watch_fd(socket, Interest::READABLE).map_err(LauncherError::Start)?);
         let hello = match receive(&socket, &mut Vec::with_capacity(MAX_HELLO)).await {
             Some(Answer::Hello(hello)) if hello.version == casemate_wire::PROTOCOL_VERSION => hello,
@@ -240,7 +243,7 @@ impl Launcher {
             let bell = state.bell.notified();
             {
                 let table = lock(&state.table);
-                if table.dead && table.clearing == 0 {
+                if (table.dead || table.farewell) && table.clearing == 0 {
                     break table.farewell;
                 }
             }
@@ -413,6 +416,7 @@ async fn read_answers(socket: Arc<AsyncFd<OwnedFd>>, state: Arc<State>) {
             | Answer::Failed { id, .. } => *id,
             Answer::Farewell => {
                 lock(&state.table).farewell = true;
+                state.bell.notify_waiters();
                 continue;
             }
             Answer::Hello(_) => break,
@@ -432,6 +436,8 @@ async fn read_answers(socket: Arc<AsyncFd<OwnedFd>>, state: Arc<State>) {
 /// Drops what a cell kept. Removing files can take long and happens elsewhere.
 fn clear(cell: CellId, state: &Arc<State>) {
     let mut table = lock(&state.table);
+    // A launch that was given up has no other answer.
+    table.waiting.remove(&cell);
     let Some(kept) = table.alive.remove(&cell) else { return };
     if kept.scratch.is_some() {
         table.clearing += 1;

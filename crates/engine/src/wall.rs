@@ -38,7 +38,7 @@ pub(crate) struct Cell {
 pub(crate) struct Begun {
     /// Those of the setup, with the microseconds that each took.
     pub(crate) steps: Vec<(String, u32)>,
-    /// Read from outside while it waited, and found to be as it must.
+    /// Read from outside before it ran, and found to be as it must.
     pub(crate) posture: Posture,
 }
 

@@ -135,3 +135,45 @@ impl Ruleset {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn is_part_of(part: Rights, whole: Rights) -> bool {
+        part.and(whole) == part
+    }
+
+    #[test]
+    fn no_right_is_asked_for_that_a_version_does_not_know() {
+        for abi in 1..=7 {
+            let all = Rights::all(abi);
+            for rights in [Rights::read_and_execute(), Rights::read_and_write(abi), Rights::device(abi)] {
+                assert!(is_part_of(rights, all), "ABI {abi}");
+                assert!(is_part_of(rights.of_files(), rights), "ABI {abi}");
+            }
+            let writing = Rights::read_and_write(abi);
+            assert_eq!(writing.and(Rights::MAKE_CHAR.or(Rights::MAKE_BLOCK)).0, 0, "no devices, ABI {abi}");
+            assert!(is_part_of(Rights::all(abi - 1), all), "versions only add");
+        }
+        assert_eq!(Rights::read_and_execute().and(Rights::WRITE_FILE).0, 0);
+    }
+
+    #[test]
+    fn the_kernel_takes_the_rules_of_every_version_that_it_has() {
+        let newest = abi();
+        assert!(newest > 0, "these tests need Landlock");
+        let flags = rustix::fs::OFlags::PATH | rustix::fs::OFlags::CLOEXEC;
+        let root = rustix::fs::open("/", flags, rustix::fs::Mode::empty()).expect("a root");
+        let null = rustix::fs::open("/dev/null", flags, rustix::fs::Mode::empty()).expect("a device");
+        for abi in 1..=newest.min(6) {
+            let scopes = [Scope::Files, Scope::Signals, Scope::Everything];
+            for scope in scopes.into_iter().filter(|scope| *scope == Scope::Files || abi >= 6) {
+                let rules = Ruleset::new(abi, scope).expect("a rule set");
+                rules.allow(root.as_fd(), Rights::read_and_write(abi)).expect("a rule for a directory");
+                rules.allow(null.as_fd(), Rights::device(abi).of_files()).expect("a rule for a file");
+                assert!(rules.allow(null.as_fd(), Rights::READ_DIR).is_err(), "a file is no directory");
+            }
+        }
+    }
+}

@@ -10,7 +10,7 @@
 #![no_std]
 
 extern crate alloc;
-#[cfg(feature = "weaken")]
+#[cfg(any(feature = "weaken", test))]
 extern crate std;
 
 mod channel;
@@ -120,16 +120,14 @@ impl Guest {
     /// Until the engine is gone, or speaks nonsense.
     fn run(mut self) -> io::Result<()> {
         // The first requests are usually there already: what they start goes on while we say hello.
-        if self.channel.fill()? {
-            self.handle_frames()?;
-        }
-        let ended = loop {
+        let mut ended = self.channel.fill().and_then(|open| if open { self.handle_frames() } else { Ok(()) });
+        while ended.is_ok() {
             match self.turn() {
                 Ok(true) => {}
-                Ok(false) => break Ok(()),
-                Err(error) => break Err(error),
+                Ok(false) => break,
+                Err(error) => ended = Err(error),
             }
-        };
+        }
         end_everything();
         ended
     }

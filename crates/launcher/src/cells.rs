@@ -10,6 +10,7 @@ use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::format;
 use alloc::string::{String, ToString};
 use alloc::vec::Vec;
+use core::time::Duration;
 
 use casemate_bare::{Moment, files, io};
 use casemate_guest::{BORN, HELD};
@@ -43,9 +44,6 @@ const CLONED_NAMESPACES: i32 = libc::CLONE_NEWUSER | libc::CLONE_NEWNS | libc::C
 /// others together. They belong to the launcher's user namespace, so not even root of the cell has a say in them.
 const AHEAD_NAMESPACES: i32 = libc::CLONE_NEWNET | libc::CLONE_NEWIPC | libc::CLONE_NEWUTS;
 
-/// The host's procfs.
-const PROC: &str = "/proc";
-
 /// What a cell believes it is called.
 const HOSTNAME: &[u8] = b"cell";
 
@@ -67,8 +65,8 @@ pub(crate) struct Cells {
     live: BTreeMap<CellId, Cell>,
     /// The host's namespaces, for comparison.
     host: Namespaces,
-    /// Where to go once a cell has its own.
-    host_network: Option<OwnedFd>,
+    /// Where to go once a cell has those that were made ahead.
+    own: Option<sys::Shared>,
     ahead: Ahead,
 }
 
@@ -158,19 +156,19 @@ impl Cells {
         root: bool,
         tree: Tree,
         host: Namespaces,
-        host_network: Option<OwnedFd>,
+        own: Option<sys::Shared>,
         images: Images,
     ) -> Cells {
         let exists = |mask: &&Mask| {
             let (Mask::File(path) | Mask::Directory(path)) = mask;
-            rustix::fs::lstat(format!("{PROC}/{path}")).is_ok()
+            rustix::fs::lstat(format!("/proc/{path}")).is_ok()
         };
         Cells {
             masks: recipe::PROC_MASKS.iter().filter(exists).copied().collect(),
             images,
             live: BTreeMap::new(),
             host,
-            host_network,
+            own,
             ahead: Ahead::default(),
             mode,
             root,
@@ -186,11 +184,11 @@ impl Cells {
         let (channel, image) = self.check(spec, fds)?;
         let parts = self.gather(spec, image)?;
         let started = self.start(&parts, channel);
-        // From here on these namespaces are the cell's, and ours must be others. The network goes when its cell does, and not
-        // when we move on: whoever has it last waits for a part of that. Without root there is no way back.
+        // From here on these namespaces are the cell's, and go when it does. Without root there is no way back out of them; then
+        // they go when we move on to the next.
         self.ahead.namespaces = false;
-        if let Some(network) = &self.host_network {
-            let _ = sys::enter_network(network.as_fd());
+        if let Some(own) = &self.own {
+            let _ = own.enter();
         }
         let Started { pid, pidfd, go, report, release } = match started {
             Ok(started) => started,
@@ -244,7 +242,7 @@ impl Cells {
                     owner
                 };
                 let made = self.ahead.scratch.take().map_or_else(make_scratch, Ok);
-                let quota = Quota { bytes, inodes: inodes + OWN_INODES };
+                let quota = Quota { bytes, inodes: inodes.saturating_add(OWN_INODES) };
                 let given = made.and_then(|made| give_scratch(&made, quota, owner).map(|()| made));
                 Some(given.map_err(Failure::at("make scratch"))?)
             }
@@ -328,6 +326,10 @@ impl Cells {
             None if self.root => return bad("as root, a cell needs its own ids"),
             _ => {}
         }
+        // Zero would mean no limit at all.
+        if let Wall::Container { disk_bytes: 0, .. } | Wall::Container { inodes: 0, .. } = spec.wall {
+            return bad("a cell without room");
+        }
         match (&spec.wall, fds) {
             (Wall::Process | Wall::Container { image: Image::Host, .. }, [channel]) => {
                 Ok((channel.as_fd(), None))
@@ -371,7 +373,6 @@ impl Cells {
     /// The launcher's part: limits and ids.
     fn admit(&self, pid: i32, spec: &CellSpec, parts: &Parts) -> Result<(), Failure> {
         self.tree.limit(&parts.group, spec).map_err(Failure::at("set limits"))?;
-        let proc = PROC;
         if parts.flags & libc::CLONE_NEWUSER != 0 {
             let (uid, gid) = (geteuid().as_raw(), getegid().as_raw());
             for (file, own) in [("uid_map", uid), ("gid_map", gid)] {
@@ -379,10 +380,10 @@ impl Cells {
                     Some(block) => format!("0 {} {ID_BLOCK_SIZE}", block_start(block)),
                     None => format!("{PAYLOAD_ID} {own} 1"),
                 };
-                files::write(&format!("{proc}/{pid}/{file}"), &map).map_err(Failure::at("map ids"))?;
+                files::write(&format!("/proc/{pid}/{file}"), &map).map_err(Failure::at("map ids"))?;
             }
         }
-        files::write(&format!("{proc}/{pid}/oom_score_adj"), OOM_SCORE_ADJ).map_err(Failure::at("oom score"))
+        files::write(&format!("/proc/{pid}/oom_score_adj"), OOM_SCORE_ADJ).map_err(Failure::at("oom score"))
     }
 
     /// Descriptors to poll for reports of starting cells.
@@ -413,7 +414,7 @@ impl Cells {
                 Err(Errno::AGAIN) => {
                     // There is a payload, which is being confined meanwhile. What cannot be read yet is read then.
                     if surroundings.is_none() && received[..] == [BORN] {
-                        *surroundings = find_payload(PROC, cell.pid, &self.host).ok();
+                        *surroundings = find_payload(cell.pid, &self.host).ok();
                     }
                     return None;
                 }
@@ -430,7 +431,8 @@ impl Cells {
                 Some(refused) if failure.step == Op::AwaitLauncher.name() => refused,
                 _ => failure,
             }),
-            Report::Silence if sys::has_ended(cell.pidfd.as_fd()) => {
+            // Its descriptors close a moment before it is dead.
+            Report::Silence if sys::ends_within(cell.pidfd.as_fd(), Duration::from_millis(50)) => {
                 Err(refused.unwrap_or_else(|| Failure::new("setup", "the child ended without a word")))
             }
             Report::Silence => {
@@ -482,7 +484,7 @@ impl Cells {
         let cell = self.get(id)?;
         let surroundings = match known {
             Some(surroundings) => surroundings,
-            None => find_payload(PROC, cell.pid, &self.host).map_err(Failure::at("find payload"))?,
+            None => find_payload(cell.pid, &self.host).map_err(Failure::at("find payload"))?,
         };
         if !self.tree.holds(&cell.group, &surroundings.membership) {
             return Err(Failure::new("check posture", "the payload is not in the cell's cgroups"));
@@ -503,14 +505,14 @@ impl Cells {
         let cell = self.get(id)?;
         let mut pids = self.tree.processes(&cell.group).unwrap_or_default();
         if pids.is_empty() {
-            pids = inspect::descendants(PROC, cell.pid);
+            pids = inspect::descendants(cell.pid);
             if counters.pids_peak.is_none() {
-                counters.pids_peak = Some(inspect::threads(PROC, &pids));
+                counters.pids_peak = Some(inspect::threads(&pids));
             }
         }
         pids.retain(|&pid| pid != cell.pid);
         pids.truncate(64);
-        counters.open_files = inspect::most_open_files(PROC, &pids);
+        counters.open_files = inspect::most_open_files(&pids);
         Ok(counters)
     }
 
@@ -546,7 +548,7 @@ impl Cells {
         cell.scratch = None;
         self.tree.kill(&cell.group);
         if cell.wall == Wall::Process {
-            cell.killed.extend(kill_tree(PROC, cell.pid));
+            cell.killed.extend(kill_tree(cell.pid));
         }
         // With PID 1 of its namespace the kernel ends every process of a container.
         let _ = sys::kill_by_pidfd(cell.pidfd.as_fd());
@@ -568,14 +570,14 @@ impl Cells {
                 cell.reaped = true;
             }
         }
-        let (tree, proc) = (&self.tree, PROC);
+        let tree = &self.tree;
         let guests: Vec<i32> = self.live.values().map(|cell| cell.pid).collect();
         let gone = |cell: &Cell| {
             if !matches!(cell.state, State::Dying) || !cell.reaped {
                 return false;
             }
             // They are ours to reap now, so a number that is still a child of ours still means the same process.
-            if inspect::children_among(proc, &cell.killed).iter().any(|pid| !guests.contains(pid)) {
+            if inspect::children_among(&cell.killed).iter().any(|pid| !guests.contains(pid)) {
                 return false;
             }
             tree.kill(&cell.group);
@@ -604,8 +606,8 @@ fn go_ahead(go: OwnedFd) -> Result<(), Failure> {
 }
 
 /// The first payload of the cell with this guest.
-fn find_payload(proc: &str, guest: i32, host: &Namespaces) -> io::Result<Surroundings> {
-    Surroundings::of(inspect::only_child(proc, guest)?, host)
+fn find_payload(guest: i32, host: &Namespaces) -> io::Result<Surroundings> {
+    Surroundings::of(inspect::only_child(guest)?, host)
 }
 
 /// What a report says once it has ended.
@@ -696,11 +698,11 @@ fn give_scratch(scratch: &OwnedFd, quota: Quota, owner: Option<u32>) -> io::Resu
 
 /// Ends everything below `root` where neither a PID namespace nor a cgroup does it: stop all first, so that nothing
 /// can fork away from the signals, then kill. Orphans stay below `root`, which is their subreaper. Returns what was killed.
-fn kill_tree(proc: &str, root: i32) -> Vec<i32> {
+fn kill_tree(root: i32) -> Vec<i32> {
     let mut stopped = BTreeSet::new();
     for _ in 0..100 {
         let fresh: Vec<i32> =
-            inspect::descendants(proc, root).into_iter().filter(|pid| stopped.insert(*pid)).collect();
+            inspect::descendants(root).into_iter().filter(|pid| stopped.insert(*pid)).collect();
         if fresh.is_empty() {
             break;
         }
@@ -708,7 +710,7 @@ fn kill_tree(proc: &str, root: i32) -> Vec<i32> {
             let _ = sys::kill(pid, libc::SIGSTOP);
         }
     }
-    let killed = inspect::descendants(proc, root);
+    let killed = inspect::descendants(root);
     for &pid in &killed {
         let _ = sys::kill(pid, libc::SIGKILL);
     }

@@ -14,6 +14,7 @@ use casemate_bare::{files, io};
 use casemate_wire::launch::{CellSpec, Cgroups, Counters, RunId};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, mkdirat, openat, unlinkat};
+use rustix::io::Errno;
 
 /// How the name of every group of ours begins.
 const PREFIX: &str = "casemate-";
@@ -133,7 +134,6 @@ impl Group {
 }
 
 impl Tree {
-    /// Must run while the host's own mount tree is still in place.
     pub(crate) fn open(root: bool) -> Tree {
         let mut tree = Tree { hierarchies: Vec::new(), owner: None, made: 0, missing: None };
         let candidates = match find_mounts() {
@@ -208,10 +208,15 @@ impl Tree {
         };
         for hierarchy in &self.hierarchies {
             let made = make_new_directory(hierarchy.base.as_fd(), &group.name).and_then(|dir| {
-                if hierarchy.version == Version::V1 {
-                    group.doors.push(openat(&dir, "tasks", OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty())?);
-                }
+                let door = match hierarchy.version {
+                    Version::V1 => {
+                        Some(openat(&dir, "tasks", OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty()))
+                    }
+                    Version::V2 => None,
+                };
+                // What is listed is removed if the rest fails.
                 group.dirs.push(dir);
+                group.doors.extend(door.transpose()?);
                 Ok(())
             });
             if let Err(error) = made {
@@ -219,15 +224,29 @@ impl Tree {
                 return Err(error);
             }
         }
-        group.gauges = self.gauges(&group);
+        match self.gauges(&group) {
+            Ok(gauges) => group.gauges = gauges,
+            Err(error) => {
+                let _ = self.remove(&group);
+                return Err(error);
+            }
+        }
         Ok(group)
     }
 
-    fn gauges(&self, group: &Group) -> Gauges {
+    /// A counter that is there and cannot be opened is an error: without it, what it counts would not be limited.
+    fn gauges(&self, group: &Group) -> io::Result<Gauges> {
         // Older kernels know no peak: then samples of what is there now have to do.
         let open = |at: usize, names: &[&str]| {
             let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-            names.iter().find_map(|name| openat(&group.dirs[at], *name, flags, Mode::empty()).ok())
+            for name in names {
+                match openat(&group.dirs[at], *name, flags, Mode::empty()) {
+                    Ok(gauge) => return Ok(Some(gauge)),
+                    Err(Errno::NOENT) => {}
+                    Err(error) => return Err(io::Error::from(error)),
+                }
+            }
+            Ok(None)
         };
         let mut gauges = Gauges::default();
         if let Some((at, version)) = self.with(Controller::Memory) {
@@ -235,18 +254,18 @@ impl Tree {
                 Version::V2 => (["memory.peak", "memory.current"], "memory.events"),
                 Version::V1 => (["memory.max_usage_in_bytes", "memory.usage_in_bytes"], "memory.oom_control"),
             };
-            (gauges.memory_peak, gauges.memory_events) = (open(at, &peak), open(at, &[events]));
+            (gauges.memory_peak, gauges.memory_events) = (open(at, &peak)?, open(at, &[events])?);
         }
         if let Some((at, _)) = self.with(Controller::Pids) {
-            gauges.pids_peak = open(at, &["pids.peak", "pids.current"]);
-            gauges.pids_events = open(at, &["pids.events"]);
+            gauges.pids_peak = open(at, &["pids.peak", "pids.current"])?;
+            gauges.pids_events = open(at, &["pids.events"])?;
         }
         gauges.cpu = match (self.with(Controller::CpuAcct), self.with(Controller::Cpu)) {
-            (Some((at, Version::V1)), _) => open(at, &["cpuacct.usage"]).map(|fd| (fd, Version::V1)),
-            (_, Some((at, Version::V2))) => open(at, &["cpu.stat"]).map(|fd| (fd, Version::V2)),
+            (Some((at, Version::V1)), _) => open(at, &["cpuacct.usage"])?.map(|fd| (fd, Version::V1)),
+            (_, Some((at, Version::V2))) => open(at, &["cpu.stat"])?.map(|fd| (fd, Version::V2)),
             _ => None,
         };
-        gauges
+        Ok(gauges)
     }
 
     /// The engine asks only for what [`Tree::describe`] offered; anything else is an error, never ignored.
@@ -482,7 +501,7 @@ fn open_directory(at: BorrowedFd<'_>, name: &str) -> io::Result<OwnedFd> {
 
 fn remove_directory(at: BorrowedFd<'_>, name: &str) -> io::Result<()> {
     match unlinkat(at, name, AtFlags::REMOVEDIR) {
-        Ok(()) | Err(rustix::io::Errno::NOENT) => Ok(()),
+        Ok(()) | Err(Errno::NOENT) => Ok(()),
         Err(error) => Err(error.into()),
     }
 }

@@ -40,7 +40,7 @@ impl Home {
         }
         sys::unshare(libc::CLONE_NEWNS).map_err(|error| step("mount namespace", error))?;
         mount_change("/", MountPropagationFlags::DOWNSTREAM | MountPropagationFlags::REC)
-            .map_err(|error| step("private mounts", error.into()))?;
+            .map_err(|error| step("slave mounts", error.into()))?;
         user_namespaces_allowed()?;
         let namespace = sys::own_mounts().map_err(|error| step("mount namespace", error))?;
         Ok(Home { namespace, root })

@@ -1,4 +1,4 @@
-//! Prepared images: complete root trees, read-only, without set-uid, built once and bound into every cell.
+//! Prepared images: complete root trees, read-only, without set-uid, built once and copied by every cell.
 //!
 //! An image is a small skeleton (a tmpfs with directories, links and a few files) onto which the image's own
 //! directories are bound. So a cell's `/tmp`, `/work`, `/proc` and `/dev` exist whatever the image looks like, and
@@ -59,8 +59,10 @@ const ETC: [(&str, &str); 6] = [
     ("resolv.conf", ""),
 ];
 
-/// How many directory images stay prepared before all are forgotten.
+/// How many directory images stay prepared.
 const KEPT: usize = 32;
+/// Names at the top of a directory image. Each is a mount, in the image, in every cell, and in its evidence.
+const MAX_NAMES: usize = 256;
 
 /// Identity of a directory image: its inode, and its change time, since its top-level names are copied.
 type Key = (u64, u64, i64, i64);
@@ -69,12 +71,14 @@ pub(crate) struct Images {
     /// Where they are made; none if namespaces cannot be made here.
     home: Option<Home>,
     host: Option<Template>,
-    directories: BTreeMap<Key, Template>,
+    /// With a number that tells which was made first.
+    directories: BTreeMap<Key, (u64, Template)>,
+    made: u64,
 }
 
 impl Images {
     pub(crate) fn new(home: Option<Home>) -> Images {
-        Images { home, host: None, directories: BTreeMap::new() }
+        Images { home, host: None, directories: BTreeMap::new(), made: 0 }
     }
 
     pub(crate) fn home(&self) -> io::Result<&Home> {
@@ -115,19 +119,28 @@ impl Images {
     /// The prepared image for the directory behind `fd`.
     pub(crate) fn directory(&mut self, fd: BorrowedFd<'_>) -> io::Result<Template> {
         let key = key(fd)?;
-        if let Some(template) = self.directories.get(&key) {
+        if let Some((_, template)) = self.directories.get(&key) {
             return Ok(template.clone());
         }
-        if self.directories.len() >= KEPT {
-            self.directories.clear();
+        // Another state of the same directory is of no use to anybody, and the oldest make room for new ones.
+        self.directories.retain(|other, _| (other.0, other.1) != (key.0, key.1));
+        while self.directories.len() >= KEPT {
+            let Some(oldest) = self.directories.iter().min_by_key(|(_, (made, _))| *made) else { break };
+            let oldest = *oldest.0;
+            self.directories.remove(&oldest);
         }
         let template = self.home()?.template(|| {
             // Before anything covers the way to it.
             let source = reopen_here(fd)?;
             let tree = skeleton()?;
             let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-            for entry in Dir::new(openat(&source, ".", flags, Mode::empty())?)? {
+            for (count, entry) in Dir::new(openat(&source, ".", flags, Mode::empty())?)?.enumerate() {
                 let entry = entry?;
+                if count > MAX_NAMES {
+                    return Err(io::Error::other(format!(
+                        "the image has more than {MAX_NAMES} names at its top"
+                    )));
+                }
                 let name = entry
                     .file_name()
                     .to_str()
@@ -138,7 +151,8 @@ impl Images {
             }
             finish(tree.as_fd())
         })?;
-        self.directories.insert(key, template.clone());
+        self.made += 1;
+        self.directories.insert(key, (self.made, template.clone()));
         Ok(template)
     }
 }

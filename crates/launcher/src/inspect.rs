@@ -16,13 +16,13 @@ use rustix::fs::{Mode, OFlags, open, openat, readlinkat};
 const NAMESPACES: [&str; 7] = ["user", "mnt", "pid", "net", "ipc", "uts", "cgroup"];
 
 /// All processes below `root`, found through the kernel's own lists of children.
-pub(crate) fn descendants(proc: &str, root: i32) -> Vec<i32> {
+pub(crate) fn descendants(root: i32) -> Vec<i32> {
     let mut found = Vec::new();
     let mut queue = vec![root];
     while let Some(pid) = queue.pop() {
-        let Ok(tasks) = list_path(&format!("{proc}/{pid}/task")) else { continue };
+        let Ok(tasks) = list_path(&format!("/proc/{pid}/task")) else { continue };
         for (task, _) in tasks {
-            let children = children(&format!("{proc}/{pid}/task/{task}"));
+            let children = children(&format!("/proc/{pid}/task/{task}"));
             found.extend(&children);
             queue.extend(children);
         }
@@ -38,9 +38,9 @@ fn children(task: &str) -> Vec<i32> {
 
 /// The first payload, which is all that a guest (`init`) has started: its directory in procfs, which is its own even if its
 /// number is used again.
-pub(crate) fn only_child(proc: &str, init: i32) -> io::Result<OwnedFd> {
-    match children(&format!("{proc}/{init}/task/{init}"))[..] {
-        [pid] => directory(&format!("{proc}/{pid}")),
+pub(crate) fn only_child(init: i32) -> io::Result<OwnedFd> {
+    match children(&format!("/proc/{init}/task/{init}"))[..] {
+        [pid] => directory(&format!("/proc/{pid}")),
         ref pids => Err(io::Error::other(format!("the guest has {} children", pids.len()))),
     }
 }
@@ -169,10 +169,10 @@ fn rlimits(text: &str) -> Vec<(String, String)> {
 }
 
 /// Which of these are children of this process, or of one of each other.
-pub(crate) fn children_among(proc: &str, pids: &[i32]) -> Vec<i32> {
+pub(crate) fn children_among(pids: &[i32]) -> Vec<i32> {
     let own = rustix::process::getpid().as_raw_nonzero().get();
     let parent = |pid: i32| -> Option<i32> {
-        let stat = read_text(&format!("{proc}/{pid}/stat")).ok()?;
+        let stat = read_text(&format!("/proc/{pid}/stat")).ok()?;
         stat.rsplit_once(')')?.1.split_whitespace().nth(1)?.parse().ok()
     };
     let ours = |pid: &&i32| parent(**pid).is_some_and(|parent| parent == own || pids.contains(&parent));
@@ -180,15 +180,15 @@ pub(crate) fn children_among(proc: &str, pids: &[i32]) -> Vec<i32> {
 }
 
 /// How many threads these processes have together: what a limit on processes counts.
-pub(crate) fn threads(proc: &str, pids: &[i32]) -> u64 {
-    let count = |pid: &i32| list_path(&format!("{proc}/{pid}/task")).map_or(0, |tasks| tasks.len() as u64);
+pub(crate) fn threads(pids: &[i32]) -> u64 {
+    let count = |pid: &i32| list_path(&format!("/proc/{pid}/task")).map_or(0, |tasks| tasks.len() as u64);
     pids.iter().map(count).sum()
 }
 
 /// The largest number of descriptors that any of these processes holds.
-pub(crate) fn most_open_files(proc: &str, pids: &[i32]) -> Option<u64> {
+pub(crate) fn most_open_files(pids: &[i32]) -> Option<u64> {
     let count = |pid: &i32| {
-        let dir = format!("{proc}/{pid}/fd");
+        let dir = format!("/proc/{pid}/fd");
         // Since Linux 6.2 the size of the directory is the number of descriptors.
         match rustix::fs::stat(&dir).ok()?.st_size {
             0 => list_path(&dir).ok().map(|entries| entries.len() as u64),

@@ -118,7 +118,11 @@ fn perform(op: Op, site: &mut Site<'_>) -> io::Result<()> {
             sys::move_fd(site.channel.as_raw_fd(), 3)?;
             sys::move_fd(site.report.as_raw_fd(), 4)?;
             sys::move_fd(site.release.as_raw_fd(), 5)?;
-            (site.report, site.release) = sys::close_from_six()?;
+            let (report, release) = sys::close_from_six()?;
+            // What they stood for is closed already.
+            core::mem::forget(null);
+            core::mem::forget(core::mem::replace(&mut site.report, report));
+            core::mem::forget(core::mem::replace(&mut site.release, release));
             Ok(())
         }
         // Carried out by the caller.

@@ -5,8 +5,7 @@
 //! path, a command or anything that comes out of a cell. When the engine's end of the socket closes, it kills every cell, removes
 //! what they left, and ends.
 //!
-//! Its standard input is the control socket. The descriptors that come with the first request are held for the sake of
-//! their locks.
+//! Its standard input is the control socket. The descriptors that come with `Start` are held for the sake of their locks.
 
 #![no_std]
 #![cfg_attr(feature = "bare", no_main)]
@@ -123,7 +122,9 @@ fn serve() -> io::Result<()> {
     let root = rustix::process::geteuid().is_root() && owns_id_blocks()?;
     let host = inspect::Namespaces::own()?;
     let tree = cgroup::Tree::open(root);
-    let network = sys::own_network().ok();
+    // A cell takes a few descriptors each.
+    sys::raise_descriptor_limit();
+    let own = sys::Shared::own().ok();
     let (home, container) = match mode {
         Mode::Container => match Home::enter(root) {
             Ok(home) => (Some(home), Ok(())),
@@ -139,7 +140,7 @@ fn serve() -> io::Result<()> {
         seccomp: sys::seccomp_available(),
         cgroups: tree.describe(),
     };
-    let mut cells = Cells::new(mode, root, tree, host, network, Images::new(home));
+    let mut cells = Cells::new(mode, root, tree, host, own, Images::new(home));
     // Whatever cannot be made ahead is tried again by the launch that needs it, which reports the reason.
     if let Ahead::First(image) = ahead {
         let _ = cells.build_ahead();
@@ -152,11 +153,12 @@ fn serve() -> io::Result<()> {
     if matches!(ahead, Ahead::First(_)) {
         let _ = cells.build_ahead();
     }
-    answer(control.as_fd(), &Answer::Hello(hello))?;
-    if ahead == Ahead::Every {
-        let _ = cells.build_ahead();
-    }
-    let served = run_loop(&mut cells, ahead, control.as_fd(), events.as_fd());
+    let served = answer(control.as_fd(), &Answer::Hello(hello)).and_then(|()| {
+        if ahead == Ahead::Every {
+            let _ = cells.build_ahead();
+        }
+        run_loop(&mut cells, ahead, control.as_fd(), events.as_fd())
+    });
     cells.doom_all();
     let deadline = Moment::now() + LAST_SWEEP;
     loop {
@@ -165,7 +167,7 @@ fn serve() -> io::Result<()> {
         if (cells.is_empty() && !sys::has_children()) || Moment::now() > deadline {
             break;
         }
-        wait(&[(events.as_fd(), ())], Some(Duration::from_millis(2)))?;
+        let _ = wait(&[(events.as_fd(), ())], Some(Duration::from_millis(2)));
     }
     if cells.is_empty() {
         let _ = answer(control.as_fd(), &Answer::Farewell);

@@ -50,7 +50,7 @@ pub(crate) enum Op {
     NoNewPrivileges,
     /// The filter under which the guest and everything below it lives.
     Filter(Program),
-    /// 0–2 on /dev/null, 3 the channel, and until the guest begins 4, the report. Nothing else.
+    /// 0–2 on /dev/null, 3 the channel, and until the first payload runs 4 and 5, the ends of its gate. Nothing else.
     OnlyTheChannel,
     /// The child calls the guest. It does not execute another program for it: that would cost as much as the rest of
     /// the launch, and there is nothing in this process's memory that a cell must not have.

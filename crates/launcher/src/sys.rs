@@ -8,7 +8,7 @@ use core::time::Duration;
 use casemate_bare::call::call;
 use casemate_bare::io;
 use casemate_bare::process::{Disposition, dispose};
-use rustix::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use rustix::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use rustix::io::Errno;
 
 pub(crate) use casemate_bare::exit_now;
@@ -52,9 +52,21 @@ pub(crate) fn unshare(flags: libc::c_int) -> io::Result<()> {
     Ok(())
 }
 
-/// The network namespace that this process is in.
-pub(crate) fn own_network() -> io::Result<OwnedFd> {
-    own_namespace("/proc/self/ns/net")
+/// The namespaces besides mounts that this process shares with whoever started it.
+pub(crate) struct Shared([(OwnedFd, libc::c_int); 3]);
+
+impl Shared {
+    pub(crate) fn own() -> io::Result<Shared> {
+        Ok(Shared([
+            (own_namespace("/proc/self/ns/net")?, libc::CLONE_NEWNET),
+            (own_namespace("/proc/self/ns/ipc")?, libc::CLONE_NEWIPC),
+            (own_namespace("/proc/self/ns/uts")?, libc::CLONE_NEWUTS),
+        ]))
+    }
+
+    pub(crate) fn enter(&self) -> io::Result<()> {
+        self.0.iter().try_for_each(|(namespace, kind)| enter(namespace.as_fd(), *kind))
+    }
 }
 
 /// The mount namespace that this process is in.
@@ -65,10 +77,6 @@ pub(crate) fn own_mounts() -> io::Result<OwnedFd> {
 fn own_namespace(path: &str) -> io::Result<OwnedFd> {
     use rustix::fs::{Mode, OFlags, open};
     Ok(open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?)
-}
-
-pub(crate) fn enter_network(namespace: BorrowedFd<'_>) -> io::Result<()> {
-    enter(namespace, libc::CLONE_NEWNET)
 }
 
 /// Root and working directory become the namespace's root.
@@ -307,11 +315,20 @@ pub(crate) fn kill_by_pidfd(pidfd: BorrowedFd<'_>) -> io::Result<()> {
     Ok(())
 }
 
-/// Whether the process is dead, reaped or not.
-pub(crate) fn has_ended(pidfd: BorrowedFd<'_>) -> bool {
+/// Whether the process is dead, reaped or not, or will be soon.
+pub(crate) fn ends_within(pidfd: BorrowedFd<'_>, patience: Duration) -> bool {
     use rustix::event::{PollFd, PollFlags, Timespec, poll};
     let mut polled = [PollFd::from_borrowed_fd(pidfd, PollFlags::IN)];
-    poll(&mut polled, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).is_ok_and(|ready| ready > 0)
+    let patience = Timespec { tv_sec: 0, tv_nsec: patience.subsec_nanos().into() };
+    poll(&mut polled, Some(&patience)).is_ok_and(|ready| ready > 0)
+}
+
+/// As many descriptors as this process may ask for.
+pub(crate) fn raise_descriptor_limit() {
+    use rustix::process::{Resource, getrlimit, setrlimit};
+    let limit = getrlimit(Resource::Nofile);
+    // If that is not to be, there are as many as there were.
+    let _ = setrlimit(Resource::Nofile, rustix::process::Rlimit { current: limit.maximum, ..limit });
 }
 
 /// Whether this kernel takes seccomp filters.

@@ -231,7 +231,7 @@ pub struct Counters {
     pub open_files: Option<u64>,
 }
 
-/// What `/proc` and the cgroup say about the payload just before `execve`.
+/// What `/proc` and the cgroup say about the payload before `execve`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Posture {
     pub uid: u32,

@@ -11,7 +11,9 @@ use std::process::{Child, Command, Stdio};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
+use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, SocketType, sendmsg,
     socketpair,
@@ -50,15 +52,24 @@ pub(crate) fn watch_fd(fd: OwnedFd, interest: Interest) -> io::Result<AsyncFd<Ow
     unsafe { AsyncFd::register_with_interest(fd, interest) }.map_err(io::Error::from)
 }
 
-/// Sends one packet with descriptors, without blocking.
+/// Sends one packet with descriptors. Hundreds fit into the socket; should it be full, its reader is busy for a moment.
 pub(crate) fn send_packet(socket: BorrowedFd<'_>, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
-    let mut control = SendAncillaryBuffer::new(&mut space);
-    if !fds.is_empty() && !control.push(SendAncillaryMessage::ScmRights(fds)) {
-        return Err(io::Error::from(io::ErrorKind::InvalidInput));
+    let a_moment = Timespec { tv_sec: 2, tv_nsec: 0 };
+    loop {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        if !fds.is_empty() && !control.push(SendAncillaryMessage::ScmRights(fds)) {
+            return Err(io::Error::from(io::ErrorKind::InvalidInput));
+        }
+        let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+        match sendmsg(socket, &[IoSlice::new(bytes)], &mut control, flags) {
+            Err(Errno::AGAIN) => {}
+            sent => return Ok(sent.map(drop)?),
+        }
+        if poll(&mut [PollFd::from_borrowed_fd(socket, PollFlags::OUT)], Some(&a_moment))? == 0 {
+            return Err(Errno::AGAIN.into());
+        }
     }
-    sendmsg(socket, &[IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL | SendFlags::DONTWAIT)?;
-    Ok(())
 }
 
 /// Takes or releases the lock on byte `at`. The lock belongs to the open file: it goes when the last process that

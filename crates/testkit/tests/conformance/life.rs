@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use casemate_engine::recorder::Event;
-use casemate_testkit::{Cause, Rig, Stack, Status, Traces, cell};
+use casemate_testkit::{Cause, Rig, Stack, Status, Traces, Wall, cell};
 use tokio::sync::{oneshot, watch};
 
 use crate::{refused, succeeded};
@@ -117,5 +117,41 @@ pub(crate) async fn executions_share_nothing(rig: &Rig, stack: &Stack) {
     for ran in [&one, &two, &three] {
         succeeded(ran);
         assert!(!ran.out().contains("mine"), "{}", ran.story());
+    }
+}
+
+/// Neither by two cells at once, nor by one after the other, nor after a launch that failed. Parts of the next cell are made ahead
+/// and must go to one cell only.
+pub(crate) async fn no_namespace_is_used_twice(rig: &Rig, stack: &Stack) {
+    const KINDS: [&str; 7] = ["user", "mnt", "pid", "net", "ipc", "uts", "cgroup"];
+    let tell = |pause: &str| {
+        let script =
+            format!("for n in {}; do readlink /proc/self/ns/$n; done; sleep {pause}", KINDS.join(" "));
+        cell(rig, stack).shell(&script).run()
+    };
+    if stack.outermost() == Wall::Process {
+        // It has none of its own, and the host's are out of sight.
+        return assert_eq!(tell("0").await.out(), "");
+    }
+    let (one, two, three) = tokio::join!(tell("0.5"), tell("0.5"), tell("0.5"));
+    let four = tell("0").await;
+    cell(rig, stack).command(["no-such-command"]).run().await;
+    let five = tell("0").await;
+    let links = |path: &str| std::fs::read_link(path).expect("a namespace").display().to_string();
+    let mut seen: Vec<String> = KINDS.iter().map(|kind| links(&format!("/proc/self/ns/{kind}"))).collect();
+    let alive = [&one, &two, &three];
+    for ran in alive {
+        assert_eq!(ran.out().lines().count(), KINDS.len(), "{}", ran.story());
+        seen.extend(ran.out().lines().map(str::to_owned));
+    }
+    let count = seen.len();
+    seen.sort();
+    seen.dedup();
+    assert_eq!(seen.len(), count, "cells at once share a namespace: {seen:?}");
+    // The kernel may use the numbers of what is gone again, so these are held against the host's only.
+    for ran in [&four, &five] {
+        let host: Vec<String> = KINDS.iter().map(|kind| links(&format!("/proc/self/ns/{kind}"))).collect();
+        assert!(ran.out().lines().count() == KINDS.len(), "{}", ran.story());
+        assert!(ran.out().lines().all(|link| !host.contains(&link.to_owned())), "{}", ran.story());
     }
 }

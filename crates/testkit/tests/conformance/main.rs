@@ -42,9 +42,9 @@ on_every_stack! {
         unbounded_defaults_are_reported;
     walls: tracing_needs_to_be_asked_for, layers_are_never_traded, grants_that_do_not_exist_are_refused,
         the_host_image_is_the_hosts_programs, a_directory_is_an_image, the_callers_files_stay_as_they_are,
-        the_posture_is_recorded;
+        an_image_with_too_many_names_is_not_run, many_images_stay_apart, the_posture_is_recorded;
     life: a_caller_can_cancel, a_dropped_execution_is_killed_and_recorded, usage_is_plausible, timings_tell_where_time_went,
-        receipts_lead_to_records, refusals_are_recorded, executions_share_nothing;
+        receipts_lead_to_records, refusals_are_recorded, executions_share_nothing, no_namespace_is_used_twice;
 }
 
 /// Runs one body on one stack.

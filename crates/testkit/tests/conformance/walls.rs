@@ -85,13 +85,8 @@ print("tried")
 }
 
 pub(crate) async fn a_directory_is_an_image(rig: &Rig, stack: &Stack) {
-    let image = tempfile::TempDir::new().expect("a directory");
-    std::fs::set_permissions(image.path(), std::fs::Permissions::from_mode(0o755)).expect("its mode");
-    std::fs::create_dir(image.path().join("bin")).expect("bin");
-    std::fs::write(image.path().join("bin/tool"), PROBE).expect("a program");
+    let image = image_with_tool();
     std::fs::write(image.path().join("release"), "suite").expect("a file");
-    std::fs::set_permissions(image.path().join("bin/tool"), std::fs::Permissions::from_mode(0o755))
-        .expect("mode");
     let inside = |argv: &[&str]| cell(rig, stack).image(image.path()).command(argv.iter().copied()).run();
     let listed = inside(&["tool", "list"]).await;
     if stack.outermost() == Wall::Process {
@@ -109,6 +104,54 @@ pub(crate) async fn a_directory_is_an_image(rig: &Rig, stack: &Stack) {
     std::fs::write(image.path().join("release2"), "suite").expect("a file");
     assert_eq!(inside(&["/bin/tool", "read-host-file", "/release", "suite"]).await.code(), Some(10));
     assert_eq!(inside(&["/bin/tool", "read-host-file", "/release2", "suite"]).await.code(), Some(20));
+}
+
+/// Its mounts would be too many to tell of, and nothing runs that cannot be told of.
+pub(crate) async fn an_image_with_too_many_names_is_not_run(rig: &Rig, stack: &Stack) {
+    let image = image_with_tool();
+    for n in 0..2000 {
+        std::fs::write(image.path().join(format!("a-file-with-a-longer-name-{n}")), "").expect("a file");
+    }
+    let ran = cell(rig, stack).image(image.path()).command(["tool", "list"]).run().await;
+    match stack.outermost() {
+        Wall::Process => refused(&ran, "image"),
+        _ => assert!(ran.story().contains("more than 256 names") && ran.out().is_empty(), "{}", ran.story()),
+    }
+    succeeded(&cell(rig, stack).command(["true"]).run().await);
+}
+
+/// More than are kept prepared, each with its own content, the first one once more at the end.
+pub(crate) async fn many_images_stay_apart(rig: &Rig, stack: &Stack) {
+    if stack.outermost() == Wall::Process {
+        return refused(&cell(rig, stack).image(image_with_tool().path()).run().await, "image");
+    }
+    let images: Vec<_> = (0..40).map(|_| image_with_tool()).collect();
+    for (n, image) in images.iter().enumerate() {
+        std::fs::write(image.path().join(format!("number-{n}")), "suite").expect("a file");
+    }
+    for (n, image) in images.iter().enumerate().chain([(0, &images[0])]) {
+        let look = |name: String| {
+            let argv = ["tool".to_owned(), "read-host-file".into(), name, "suite".into()];
+            cell(rig, stack).image(image.path()).command(argv).run()
+        };
+        assert_eq!(look(format!("/number-{n}")).await.code(), Some(20), "image {n} has its own file");
+        assert_eq!(
+            look(format!("/number-{}", (n + 1) % 40)).await.code(),
+            Some(10),
+            "image {n} has no other's"
+        );
+    }
+}
+
+/// A directory with the probe in it, as `/bin/tool`.
+fn image_with_tool() -> tempfile::TempDir {
+    let image = tempfile::TempDir::new().expect("a directory");
+    std::fs::set_permissions(image.path(), std::fs::Permissions::from_mode(0o755)).expect("its mode");
+    std::fs::create_dir(image.path().join("bin")).expect("bin");
+    std::fs::write(image.path().join("bin/tool"), PROBE).expect("a program");
+    std::fs::set_permissions(image.path().join("bin/tool"), std::fs::Permissions::from_mode(0o755))
+        .expect("mode");
+    image
 }
 
 pub(crate) async fn the_posture_is_recorded(rig: &Rig, stack: &Stack) {

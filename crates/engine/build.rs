@@ -22,16 +22,11 @@ fn main() {
     let manifest = PathBuf::from(env::var_os("CARGO_MANIFEST_DIR").expect("set by cargo"));
     let out = PathBuf::from(env::var_os("OUT_DIR").expect("set by cargo"));
     let workspace = manifest.ancestors().nth(2).expect("crates/engine is two levels down");
-    for input in [
-        "crates/launcher",
-        "crates/guest",
-        "crates/wire",
-        "crates/filter",
-        "crates/bare",
-        "Cargo.lock",
-        "Cargo.toml",
-    ] {
-        println!("cargo:rerun-if-changed={}", workspace.join(input).display());
+    // Relative paths, or another checkout that uses the same target directory would be taken for this one.
+    for input in
+        ["../launcher", "../guest", "../wire", "../filter", "../bare", "../../Cargo.lock", "../../Cargo.toml"]
+    {
+        println!("cargo:rerun-if-changed={input}");
     }
     let built = build(workspace, &out);
     std::fs::copy(built.join(AGENT), out.join(AGENT)).expect("cargo has just built it");

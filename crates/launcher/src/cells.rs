@@ -13,17 +13,12 @@ use alloc::vec::Vec;
 use core::time::Duration;
 
 use casemate_bare::{Moment, files, io};
-use casemate_guest::{BORN, HELD};
+use casemate_guest::BORN;
 use casemate_wire::launch::{
     Answer, CellId, CellSpec, Counters, ID_BLOCK_SIZE, ID_BLOCKS, Image, Posture, Wall, block_start,
 };
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
-use rustix::fs::{AtFlags, Gid, Mode, Uid, chmodat, chownat, fstatvfs, mkdirat};
 use rustix::io::Errno;
-use rustix::mount::{
-    FsMountFlags, FsOpenFlags, FsPickFlags, MountAttrFlags, fsconfig_create, fsconfig_reconfigure,
-    fsconfig_set_string, fsmount, fsopen, fspick,
-};
 use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::process::{getegid, geteuid};
 
@@ -33,7 +28,9 @@ use crate::home::Template;
 use crate::image::Images;
 use crate::inspect::{Namespaces, Surroundings};
 use crate::interpret::{self, Site};
-use crate::recipe::{self, Mask, Op, PAYLOAD_ID, ScratchDir};
+use crate::recipe::{self, Mask, Op, PAYLOAD_ID};
+use crate::report::{self, Report};
+use crate::scratch::{self, Quota};
 use crate::sys::{self, Cloned};
 use crate::{Mode as LauncherMode, inspect};
 
@@ -47,14 +44,8 @@ const AHEAD_NAMESPACES: i32 = libc::CLONE_NEWNET | libc::CLONE_NEWIPC | libc::CL
 /// What a cell believes it is called.
 const HOSTNAME: &[u8] = b"cell";
 
-/// The quota of a scratch file system that nobody has yet: just enough to be more than none, which could not be changed.
-const PROVISIONAL: Quota = Quota { bytes: 4096, inodes: OWN_INODES };
-
 /// Scheduling weight of a cell when the *host* runs out of memory: cells go first.
 const OOM_SCORE_ADJ: &str = "1000";
-
-/// Inodes of the scratch file system that are ours: its root and the three directories in it.
-const OWN_INODES: u64 = 1 + ScratchDir::ALL.len() as u64;
 
 pub(crate) struct Cells {
     pub(crate) mode: LauncherMode,
@@ -241,9 +232,9 @@ impl Cells {
                 } else {
                     owner
                 };
-                let made = self.ahead.scratch.take().map_or_else(make_scratch, Ok);
-                let quota = Quota { bytes, inodes: inodes.saturating_add(OWN_INODES) };
-                let given = made.and_then(|made| give_scratch(&made, quota, owner).map(|()| made));
+                let made = self.ahead.scratch.take().map_or_else(scratch::make, Ok);
+                let quota = Quota { bytes, inodes };
+                let given = made.and_then(|made| scratch::give(&made, quota, owner).map(|()| made));
                 Some(given.map_err(Failure::at("make scratch"))?)
             }
             Wall::Process => None,
@@ -285,7 +276,7 @@ impl Cells {
             self.ahead.group = self.tree.create().ok();
         }
         if self.ahead.scratch.is_none() {
-            self.ahead.scratch = make_scratch().ok();
+            self.ahead.scratch = scratch::make().ok();
         }
         Ok(())
     }
@@ -407,7 +398,7 @@ impl Cells {
                 Ok(n) => received.extend_from_slice(&buffer[..n]),
                 // All is said. The guest has an end of the pipe, too, and may take its time to close it.
                 Err(Errno::AGAIN)
-                    if received.first() == Some(&BORN) && received.len() >= full_length(ops) =>
+                    if received.first() == Some(&BORN) && received.len() >= report::full_length(ops) =>
                 {
                     break;
                 }
@@ -422,7 +413,7 @@ impl Cells {
                 Err(_) => break,
             }
         }
-        let report = parse_report(received, ops);
+        let report = report::parse(received, ops);
         let (refused, surroundings) = (refused.take(), surroundings.take());
         let began = Moment::now();
         let looked_at = match report {
@@ -530,9 +521,8 @@ impl Cells {
         let mut counters = Counters::default();
         cell.group.measure(&mut counters);
         if let Some(scratch) = &cell.scratch {
-            let stat = fstatvfs(scratch).map_err(|e| Failure::new("measure scratch", e.to_string()))?;
-            counters.disk_bytes = Some((stat.f_blocks - stat.f_bfree) * stat.f_frsize);
-            counters.inodes = Some((stat.f_files - stat.f_ffree).saturating_sub(OWN_INODES));
+            let (bytes, inodes) = scratch::used(scratch).map_err(Failure::at("measure scratch"))?;
+            (counters.disk_bytes, counters.inodes) = (Some(bytes), Some(inodes));
         }
         Ok(counters)
     }
@@ -610,92 +600,6 @@ fn find_payload(guest: i32, host: &Namespaces) -> io::Result<Surroundings> {
     Surroundings::of(inspect::only_child(guest)?, host)
 }
 
-/// What a report says once it has ended.
-enum Report {
-    /// The timings of all steps; the first payload waits at the gate.
-    Held(Vec<(String, u32)>),
-    Failed(Failure),
-    /// If the child lives, it is a guest whose first payload did not come to the gate.
-    Silence,
-}
-
-/// How long a report is if the payload comes to wait: what it says of itself, and the timings of every operation but the last,
-/// which does not return.
-fn full_length(ops: &[Op]) -> usize {
-    [BORN, interpret::TIMINGS, HELD].len() + 4 * (ops.len() - 1)
-}
-
-fn parse_report(report: &[u8], ops: &[Op]) -> Report {
-    let failure = |bytes: &[u8]| {
-        let step = bytes.first().and_then(|&index| ops.get(usize::from(index)));
-        Report::Failed(Failure {
-            step: step.map_or_else(|| "setup".into(), |op| op.name()),
-            message: String::from_utf8_lossy(bytes.get(1..).unwrap_or_default()).into_owned(),
-        })
-    };
-    match report.strip_prefix(&[BORN]).unwrap_or(report).split_first() {
-        Some((&interpret::TIMINGS, rest)) => {
-            let (timings, rest) = rest.split_at(rest.len().min(4 * (ops.len() - 1)));
-            let micros = timings.chunks_exact(4).map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]]) / 1000);
-            match rest.split_first() {
-                Some((&HELD, [])) => Report::Held(ops.iter().map(|op| op.name()).zip(micros).collect()),
-                _ => Report::Silence,
-            }
-        }
-        Some((&interpret::FAILURE, rest)) => failure(rest),
-        _ => Report::Silence,
-    }
-}
-
-/// What a scratch file system can hold, with what is ours in it.
-struct Quota {
-    bytes: u64,
-    inodes: u64,
-}
-
-impl Quota {
-    fn set(&self, context: BorrowedFd<'_>) -> io::Result<()> {
-        #[cfg(feature = "weaken")]
-        if crate::weaken::without("scratch-quota") {
-            return Ok(());
-        }
-        fsconfig_set_string(context, "size", self.bytes.to_string())?;
-        Ok(fsconfig_set_string(context, "nr_inodes", self.inodes.to_string())?)
-    }
-}
-
-/// A tmpfs that holds every writable byte of a cell. Detached: it has no path anywhere.
-fn make_scratch() -> io::Result<OwnedFd> {
-    let context = fsopen("tmpfs", FsOpenFlags::FSOPEN_CLOEXEC)?;
-    fsconfig_set_string(&context, "source", "scratch")?;
-    fsconfig_set_string(&context, "mode", "0755")?;
-    PROVISIONAL.set(context.as_fd())?;
-    fsconfig_create(&context)?;
-    let attributes = MountAttrFlags::MOUNT_ATTR_NOSUID | MountAttrFlags::MOUNT_ATTR_NODEV;
-    let scratch = fsmount(&context, FsMountFlags::FSMOUNT_CLOEXEC, attributes)?;
-    for dir in ScratchDir::ALL {
-        let (name, _) = dir.paths();
-        let mode = if dir == ScratchDir::Work { 0o755 } else { 0o1777 };
-        mkdirat(&scratch, name, Mode::from_raw_mode(0o700))?;
-        chmodat(&scratch, name, Mode::from_raw_mode(mode), AtFlags::empty())?;
-    }
-    Ok(scratch)
-}
-
-/// Makes it a cell's own. Without `owner` it is the launcher's own id that the payload has.
-fn give_scratch(scratch: &OwnedFd, quota: Quota, owner: Option<u32>) -> io::Result<()> {
-    let context = fspick(scratch, "", FsPickFlags::FSPICK_EMPTY_PATH | FsPickFlags::FSPICK_CLOEXEC)?;
-    quota.set(context.as_fd())?;
-    fsconfig_reconfigure(&context)?;
-    if let Some(owner) = owner {
-        let (uid, gid) = (Some(Uid::from_raw(owner)), Some(Gid::from_raw(owner)));
-        for dir in ScratchDir::ALL {
-            chownat(scratch, dir.paths().0, uid, gid, AtFlags::empty())?;
-        }
-    }
-    Ok(())
-}
-
 /// Ends everything below `root` where neither a PID namespace nor a cgroup does it: stop all first, so that nothing
 /// can fork away from the signals, then kill. Orphans stay below `root`, which is their subreaper. Returns what was killed.
 fn kill_tree(root: i32) -> Vec<i32> {
@@ -715,52 +619,4 @@ fn kill_tree(root: i32) -> Vec<i32> {
         let _ = sys::kill(pid, libc::SIGKILL);
     }
     killed
-}
-
-#[cfg(test)]
-mod tests {
-    use alloc::borrow::ToOwned;
-    use alloc::vec;
-
-    use super::*;
-
-    const OPS: [Op; 3] = [Op::EnterCgroups, Op::AwaitLauncher, Op::BecomeGuest];
-
-    fn failed(report: &[u8]) -> (String, String) {
-        match parse_report(report, &OPS) {
-            Report::Failed(failure) => (failure.step, failure.message),
-            _ => panic!("not a failure: {report:?}"),
-        }
-    }
-
-    /// A payload, and timings of the two steps that return: 5 and 7 µs.
-    fn timings() -> Vec<u8> {
-        [vec![BORN, interpret::TIMINGS], 5000u32.to_le_bytes().into(), 7000u32.to_le_bytes().into()].concat()
-    }
-
-    #[test]
-    fn a_payload_at_the_gate_ends_the_report() {
-        let report = [timings(), vec![HELD]].concat();
-        assert_eq!(report.len(), full_length(&OPS));
-        let Report::Held(steps) = parse_report(&report, &OPS) else { panic!("it is held") };
-        assert_eq!(steps, [("enter cgroups".to_owned(), 5), ("await launcher".to_owned(), 7)]);
-    }
-
-    #[test]
-    fn a_report_without_that_is_not_a_payload_at_the_gate() {
-        for end in [&b""[..], b"x", b"hh", b"h\0"] {
-            let report = [&timings(), end].concat();
-            assert!(matches!(parse_report(&report, &OPS), Report::Silence), "{report:?}");
-        }
-        for report in [&b""[..], &[HELD], &[BORN], &[BORN, HELD]] {
-            assert!(matches!(parse_report(report, &OPS), Report::Silence), "the gate alone says nothing");
-        }
-    }
-
-    #[test]
-    fn a_failure_names_its_step() {
-        let refused = [&[interpret::FAILURE, 1][..], b"not allowed"].concat();
-        assert_eq!(failed(&refused), ("await launcher".into(), "not allowed".into()));
-        assert_eq!(failed(&[interpret::FAILURE, 200]).0, "setup");
-    }
 }

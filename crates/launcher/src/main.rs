@@ -22,6 +22,8 @@ mod image;
 mod inspect;
 mod interpret;
 mod recipe;
+mod report;
+mod scratch;
 mod sys;
 #[cfg(feature = "weaken")]
 mod weaken;

@@ -1,0 +1,95 @@
+//! What the first process of a cell, and its first payload, say about how far they came.
+
+use alloc::string::String;
+use alloc::vec::Vec;
+
+use casemate_guest::{BORN, HELD};
+
+use crate::cells::Failure;
+use crate::interpret;
+use crate::recipe::Op;
+
+/// What a report says once it has ended.
+pub(crate) enum Report {
+    /// The timings of all steps; the first payload waits at the gate.
+    Held(Vec<(String, u32)>),
+    Failed(Failure),
+    /// If the child lives, it is a guest whose first payload did not come to the gate.
+    Silence,
+}
+
+/// How long a report is if the payload comes to wait: what it says of itself, and the timings of every operation but the last,
+/// which does not return.
+pub(crate) fn full_length(ops: &[Op]) -> usize {
+    [BORN, interpret::TIMINGS, HELD].len() + 4 * (ops.len() - 1)
+}
+
+pub(crate) fn parse(report: &[u8], ops: &[Op]) -> Report {
+    let failure = |bytes: &[u8]| {
+        let step = bytes.first().and_then(|&index| ops.get(usize::from(index)));
+        Report::Failed(Failure {
+            step: step.map_or_else(|| "setup".into(), |op| op.name()),
+            message: String::from_utf8_lossy(bytes.get(1..).unwrap_or_default()).into_owned(),
+        })
+    };
+    match report.strip_prefix(&[BORN]).unwrap_or(report).split_first() {
+        Some((&interpret::TIMINGS, rest)) => {
+            let (timings, rest) = rest.split_at(rest.len().min(4 * (ops.len() - 1)));
+            let micros = timings.chunks_exact(4).map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]]) / 1000);
+            match rest.split_first() {
+                Some((&HELD, [])) => Report::Held(ops.iter().map(|op| op.name()).zip(micros).collect()),
+                _ => Report::Silence,
+            }
+        }
+        Some((&interpret::FAILURE, rest)) => failure(rest),
+        _ => Report::Silence,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use alloc::borrow::ToOwned;
+    use alloc::vec;
+
+    use super::*;
+
+    const OPS: [Op; 3] = [Op::EnterCgroups, Op::AwaitLauncher, Op::BecomeGuest];
+
+    fn failed(report: &[u8]) -> (String, String) {
+        match parse(report, &OPS) {
+            Report::Failed(failure) => (failure.step, failure.message),
+            _ => panic!("not a failure: {report:?}"),
+        }
+    }
+
+    /// A payload, and timings of the two steps that return: 5 and 7 µs.
+    fn timings() -> Vec<u8> {
+        [vec![BORN, interpret::TIMINGS], 5000u32.to_le_bytes().into(), 7000u32.to_le_bytes().into()].concat()
+    }
+
+    #[test]
+    fn a_payload_at_the_gate_ends_the_report() {
+        let report = [timings(), vec![HELD]].concat();
+        assert_eq!(report.len(), full_length(&OPS));
+        let Report::Held(steps) = parse(&report, &OPS) else { panic!("it is held") };
+        assert_eq!(steps, [("enter cgroups".to_owned(), 5), ("await launcher".to_owned(), 7)]);
+    }
+
+    #[test]
+    fn a_report_without_that_is_not_a_payload_at_the_gate() {
+        for end in [&b""[..], b"x", b"hh", b"h\0"] {
+            let report = [&timings(), end].concat();
+            assert!(matches!(parse(&report, &OPS), Report::Silence), "{report:?}");
+        }
+        for report in [&b""[..], &[HELD], &[BORN], &[BORN, HELD]] {
+            assert!(matches!(parse(report, &OPS), Report::Silence), "the gate alone says nothing");
+        }
+    }
+
+    #[test]
+    fn a_failure_names_its_step() {
+        let refused = [&[interpret::FAILURE, 1][..], b"not allowed"].concat();
+        assert_eq!(failed(&refused), ("await launcher".into(), "not allowed".into()));
+        assert_eq!(failed(&[interpret::FAILURE, 200]).0, "setup");
+    }
+}

@@ -52,6 +52,8 @@ struct Guest {
     puts: Vec<Put>,
     gets: Vec<Get>,
     gate: Option<Gate>,
+    /// Whether a payload has passed the gate, if there is one: no other runs before somebody has looked at one from outside.
+    passed: bool,
     /// For output on its way from a pipe to the channel.
     buffer: Vec<u8>,
 }
@@ -112,6 +114,7 @@ impl Guest {
             processes: Vec::new(),
             puts: Vec::new(),
             gets: Vec::new(),
+            passed: gate.is_none(),
             gate,
             buffer: Vec::with_capacity(MAX_PAYLOAD),
         })
@@ -158,6 +161,7 @@ impl Guest {
                 process.reaped(status, usage);
             }
         }
+        self.passed |= self.processes.iter().any(Process::has_passed);
         let channel = &mut self.channel;
         self.processes.retain_mut(|process| !process.finished(channel));
         if room {
@@ -224,6 +228,10 @@ impl Guest {
                     self.channel.tell(&failed("too many processes", libc::EAGAIN));
                     return Ok(());
                 }
+                if self.gate.is_none() && !self.passed {
+                    self.channel.tell(&failed("the gate", libc::ECANCELED));
+                    return Ok(());
+                }
                 match Process::spawn(&exec, confinement, self.gate.take()) {
                     Ok(process) => self.processes.push(process),
                     Err(step) => {
@@ -260,7 +268,11 @@ impl Guest {
             return Err(io::Error::other("configured twice, or for another version"));
         }
         if let Some(id) = config.payload_id {
-            sys::access_files_as(id);
+            sys::access_files_as(id)?;
+            // For a moment, nothing would have told us of the launcher's death.
+            if self.gate.as_ref().is_some_and(|gate| sys::is_abandoned(gate.release.as_fd())) {
+                return Err(io::Error::other("whoever built this cell is gone"));
+            }
         }
         self.setup = Some((Confinement::new(config), Roots::open(&config.file_roots)?));
         Ok(())

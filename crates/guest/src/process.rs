@@ -29,6 +29,8 @@ pub(crate) struct Process {
     pub(crate) id: u32,
     pub(crate) pid: i32,
     phase: Phase,
+    /// It never came to run what it was meant to.
+    failed: bool,
     stdin: Option<Input>,
     outputs: [Output; 2],
     /// Output bytes that may still be passed on.
@@ -137,9 +139,15 @@ impl Process {
             }),
             outputs: [output(exec.stdout, out_read), output(exec.stderr, err_read)],
             budget: exec.max_output,
+            failed: false,
             cut: false,
             ended: None,
         })
+    }
+
+    /// Whether it was let go, and runs what it was meant to.
+    pub(crate) fn has_passed(&self) -> bool {
+        matches!(self.phase, Phase::Running) && !self.failed
     }
 
     pub(crate) fn proceed(&mut self) {
@@ -259,7 +267,7 @@ impl Process {
                 let errno = i32::from_le_bytes([buffer[0], buffer[1], buffer[2], buffer[3]]);
                 let step = String::from_utf8_lossy(&buffer[4..n]).into_owned();
                 channel.tell(&ToHost::ExecFailed { exec: self.id, step, errno });
-                self.phase = Phase::Running;
+                (self.phase, self.failed) = (Phase::Running, true);
             }
             Ok(_) => self.phase = Phase::Running,
             Err(Errno::AGAIN | Errno::INTR) => {}

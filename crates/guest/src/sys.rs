@@ -43,12 +43,26 @@ pub(crate) fn is_init() -> bool {
 }
 
 /// File operations are checked as the payload's from here on; capabilities for other things stay.
-pub(crate) fn access_files_as(id: u32) {
-    // SAFETY: integers only. The calls report the previous id, not success.
+pub(crate) fn access_files_as(id: u32) -> io::Result<()> {
+    let mut dies_with: libc::c_int = 0;
+    let ask = libc::PR_GET_PDEATHSIG as usize;
+    // SAFETY: the first call stores one int; the others take integers, and report the previous id, not success.
     unsafe {
+        call(libc::SYS_prctl, [ask, &raw mut dies_with as usize, 0, 0, 0])?;
         let _ = call(libc::SYS_setfsgid, [id as usize]);
         let _ = call(libc::SYS_setfsuid, [id as usize]);
     }
+    // A change of ids makes the kernel forget whom we die with, and decide anew who may look into this process.
+    prctl(libc::PR_SET_PDEATHSIG, dies_with as usize)?;
+    prctl(libc::PR_SET_DUMPABLE, 0).map(drop)
+}
+
+/// Whether whoever holds the other end of a pipe is gone.
+pub(crate) fn is_abandoned(pipe: BorrowedFd<'_>) -> bool {
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
+    let mut polled = [PollFd::from_borrowed_fd(pipe, PollFlags::IN)];
+    let _ = poll(&mut polled, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }));
+    polled[0].revents().contains(PollFlags::HUP)
 }
 
 /// Drops the bounding set, all groups and ids to `id`; a change away from root clears every capability.

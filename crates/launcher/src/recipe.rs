@@ -110,11 +110,12 @@ pub(crate) enum Mask {
 }
 
 /// Parts of procfs that no namespace covers. Those absent from this kernel are left out at start.
-pub(crate) const PROC_MASKS: [Mask; 11] = [
+pub(crate) const PROC_MASKS: [Mask; 12] = [
     Mask::File("kcore"),
     Mask::File("keys"),
     Mask::File("key-users"),
     Mask::File("kmsg"),
+    Mask::File("locks"),
     Mask::File("timer_list"),
     Mask::File("sched_debug"),
     Mask::File("latency_stats"),

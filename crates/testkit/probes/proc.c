@@ -309,7 +309,7 @@ static void judge_addresses(const char *path) {
 
 void masked_proc(int argc, char **argv) {
     (void)argc, (void)argv;
-    static const char *const files[] = {"kcore", "keys", "timer_list", "timer_stats", "sched_debug", "latency_stats", "kmsg", "kpageflags", "kpagecount",
+    static const char *const files[] = {"kcore", "keys", "timer_list", "timer_stats", "sched_debug", "latency_stats", "kmsg", "locks", "kpageflags", "kpagecount",
                                         "kpagecgroup", "vmallocinfo", "slabinfo", "pagetypeinfo", "scsi/scsi"};
     if (access("/proc/self", F_OK)) {
         unsure("there is no /proc");

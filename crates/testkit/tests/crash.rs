@@ -156,6 +156,38 @@ fn a_run_whose_launcher_is_killed_fails_and_says_so() {
     assert_eq!(failed, 2);
 }
 
+/// Nobody closes the cell's channel, as the engine is stopped: the kernel ends it.
+#[test]
+fn a_container_does_not_outlive_its_launcher() {
+    let home = Home::new();
+    let mut run = start(
+        &home,
+        &walls(&home)[0],
+        &["--timeout", "100s", "--", "sh", "-c", "echo ready; exec sleep 100"],
+    );
+    run.wait_for_output("ready");
+    let launcher = launcher_of(&run);
+    let children_of = |parent: i32| -> Vec<i32> {
+        processes().iter().filter(|process| process.parent == parent).map(|process| process.pid).collect()
+    };
+    let guests = children_of(launcher.as_raw_nonzero().get());
+    let cell: Vec<i32> = guests.iter().flat_map(|guest| children_of(*guest)).chain(guests.clone()).collect();
+    assert!(cell.len() >= 2, "a guest and its payload: {cell:?}");
+    run.signal(Signal::STOP);
+    kill_process(launcher, Signal::KILL).unwrap();
+    eventually("the cell is gone", Duration::from_secs(2), || {
+        let alive = |pid: &i32| {
+            let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+            stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with('Z') && !rest.starts_with('X'))
+        };
+        !cell.iter().any(alive)
+    });
+    run.signal(Signal::CONT);
+    run.finish().expect(125);
+    home.run(&["--", "true"]).expect(0);
+    home.nothing_left();
+}
+
 #[test]
 fn told_to_stop_it_kills_the_cell_and_closes_the_record() {
     let home = Home::new();

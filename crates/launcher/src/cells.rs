@@ -289,6 +289,10 @@ impl Cells {
         }
     }
 
+    pub(crate) fn forget_images(&mut self) {
+        self.images.forget();
+    }
+
     fn recipe(&self, spec: &CellSpec) -> (i32, Vec<Op>) {
         let ops = recipe::operations(spec, &self.masks);
         let flags = match spec.wall {

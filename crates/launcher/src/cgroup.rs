@@ -70,9 +70,20 @@ struct Hierarchy {
     base: OwnedFd,
 }
 
+/// How the processes of a cell are ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kill {
+    /// Through their group, where the kernel can.
+    ByGroup,
+    /// With the first process of their PID namespace.
+    Otherwise,
+}
+
 /// The hierarchies in which this launcher makes groups.
 pub(crate) struct Tree {
     hierarchies: Vec<Hierarchy>,
+    /// There is a v2 hierarchy that is of no use here.
+    hybrid: bool,
     /// Until this is known, no group can be made.
     owner: Option<Owner>,
     made: u32,
@@ -134,8 +145,8 @@ impl Group {
 }
 
 impl Tree {
-    pub(crate) fn open(root: bool) -> Tree {
-        let mut tree = Tree { hierarchies: Vec::new(), owner: None, made: 0, missing: None };
+    pub(crate) fn open(root: bool, kill: Kill) -> Tree {
+        let mut tree = Tree { hierarchies: Vec::new(), hybrid: false, owner: None, made: 0, missing: None };
         let candidates = match find_mounts() {
             Ok(candidates) => candidates,
             Err(error) => {
@@ -144,6 +155,11 @@ impl Tree {
             }
         };
         for (version, mount, controllers) in candidates {
+            // Beside v1 hierarchies that have all controllers, it could only end what is in it.
+            if version == Version::V2 && controllers.is_empty() && kill == Kill::Otherwise {
+                tree.hybrid = true;
+                continue;
+            }
             match open_hierarchy(version, &mount, controllers, root) {
                 Ok(Some(hierarchy)) => tree.hierarchies.push(hierarchy),
                 Ok(None) => {}
@@ -170,7 +186,7 @@ impl Tree {
             |version| self.hierarchies.iter().any(|h| h.version == version && !h.controllers.is_empty());
         let layout = match (versions(Version::V1), versions(Version::V2)) {
             (true, true) => "v1+v2",
-            (true, false) if self.hierarchies.iter().any(|h| h.version == Version::V2) => "v1 hybrid",
+            (true, false) if self.hybrid || self.v2().is_some() => "v1 hybrid",
             (true, false) => "v1",
             (false, true) => "v2",
             (false, false) => "none",
@@ -186,7 +202,7 @@ impl Tree {
             cpu: has(Controller::Cpu),
             cpu_usage: has(Controller::CpuAcct) || v2_cpu,
             io: false,
-            kill: self.hierarchies.iter().any(|h| h.version == Version::V2),
+            kill: self.v2().is_some(),
             missing: self.missing.clone(),
         }
     }
@@ -314,8 +330,11 @@ impl Tree {
 
     /// The v2 group, into which a child can be cloned directly.
     pub(crate) fn clone_target<'a>(&self, group: &'a Group) -> Option<BorrowedFd<'a>> {
-        let at = self.hierarchies.iter().position(|h| h.version == Version::V2)?;
-        Some(group.dirs[at].as_fd())
+        Some(group.dirs[self.v2()?].as_fd())
+    }
+
+    fn v2(&self) -> Option<usize> {
+        self.hierarchies.iter().position(|h| h.version == Version::V2)
     }
 
     /// Whether the process whose `/proc/PID/cgroup` this is is where it belongs in every hierarchy.

@@ -8,7 +8,7 @@ use alloc::collections::BTreeMap;
 use alloc::format;
 use alloc::vec::Vec;
 
-use casemate_bare::{files, io};
+use casemate_bare::io;
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use rustix::fs::{
     AtFlags, CWD, Dir, FileType, Mode, OFlags, ResolveFlags, fstat, major, minor, mkdirat, openat, openat2,
@@ -81,6 +81,12 @@ impl Images {
         Images { home, host: None, directories: BTreeMap::new(), made: 0 }
     }
 
+    /// Lets go of what was prepared. Whoever needs it again prepares it again.
+    pub(crate) fn forget(&mut self) {
+        self.host = None;
+        self.directories.clear();
+    }
+
     pub(crate) fn home(&self) -> io::Result<&Home> {
         self.home.as_ref().ok_or_else(|| io::Error::other("no mount namespace can be made here"))
     }
@@ -105,9 +111,7 @@ impl Images {
             let host_etc = open_directory(host.as_fd(), "etc")?;
             // /usr links into the alternatives; the loader cache only lists libraries.
             adopt(host_etc.as_fd(), "alternatives", etc.as_fd())?;
-            if let Ok(cache) = files::read_at(host_etc.as_fd(), "ld.so.cache") {
-                write_file(etc.as_fd(), "ld.so.cache", &cache)?;
-            }
+            copy_file(host_etc.as_fd(), "ld.so.cache", etc.as_fd())?;
             mkdirat(&tree, "var", Mode::from_raw_mode(0o755))?;
             symlinkat("../tmp", open_directory(tree.as_fd(), "var")?, "tmp")?;
             finish(tree.as_fd())
@@ -273,7 +277,24 @@ fn open_directory(at: BorrowedFd<'_>, path: &str) -> io::Result<OwnedFd> {
 }
 
 fn write_file(at: BorrowedFd<'_>, name: &str, bytes: &[u8]) -> io::Result<()> {
+    io::write_all(&new_file(at, name)?, bytes)
+}
+
+/// Copies a file, if there is one of that name.
+fn copy_file(from: BorrowedFd<'_>, name: &str, into: BorrowedFd<'_>) -> io::Result<()> {
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+    let source = match openat(from, name, flags, Mode::empty()) {
+        Ok(source) => source,
+        Err(rustix::io::Errno::NOENT) => return Ok(()),
+        Err(error) => return Err(error.into()),
+    };
+    let copy = new_file(into, name)?;
+    // Within the kernel: what is in it is of no interest here.
+    while rustix::fs::sendfile(&copy, &source, None, 1 << 20)? > 0 {}
+    Ok(())
+}
+
+fn new_file(at: BorrowedFd<'_>, name: &str) -> io::Result<OwnedFd> {
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-    let fd = openat(at, name, flags, Mode::from_raw_mode(0o644))?;
-    io::write_all(&fd, bytes)
+    Ok(openat(at, name, flags, Mode::from_raw_mode(0o644))?)
 }

@@ -45,7 +45,7 @@ use rustix::io::{Errno, IoSliceMut};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendFlags, recvmsg, send};
 
 use crate::cells::{Cells, Failure};
-use crate::cgroup::Owner;
+use crate::cgroup::{Kill, Owner};
 use crate::home::Home;
 use crate::image::Images;
 
@@ -123,7 +123,11 @@ fn serve() -> io::Result<()> {
     sys::prctl(libc::PR_SET_CHILD_SUBREAPER, 1)?;
     let root = rustix::process::geteuid().is_root() && owns_id_blocks()?;
     let host = inspect::Namespaces::own()?;
-    let tree = cgroup::Tree::open(root);
+    let kill = match mode {
+        Mode::Container => Kill::Otherwise,
+        Mode::Process => Kill::ByGroup,
+    };
+    let tree = cgroup::Tree::open(root, kill);
     // A cell takes a few descriptors each.
     sys::raise_descriptor_limit();
     let own = sys::Shared::own().ok();
@@ -224,6 +228,10 @@ fn run_loop(
             if let Some(message) = cells.read_report(cell) {
                 pace.answered(&message);
                 answer(control, &message)?;
+                // There will be no other: what is left of its image goes while it runs, and not when somebody waits.
+                if matches!(ahead, Ahead::First(_)) {
+                    cells.forget_images();
+                }
             }
         }
         if asked {

@@ -48,6 +48,8 @@ pub(crate) async fn run(
         Ok(prepared) => execute(&engine, prepared, &mut signals).await,
         Err(refusal) => Ran::nothing(engine.refuse(refusal).await),
     };
+    // Lets the thread that writes know that nothing more comes, while we are busy with the rest.
+    tokio::task::yield_now().await;
     // The cell is gone and the records are on disk before anything depends on who reads our output.
     let leaving = engine.shutdown().await;
     let code = finish(ran, args, &mut signals).await?;

@@ -238,16 +238,10 @@ fn run_loop(
             match receive(control)? {
                 Some((request, fds)) => {
                     pace.asked(&request.op);
-                    let finished = match request.op {
-                        Op::Finish { cell } => Some(cell),
-                        _ => None,
-                    };
                     for message in handle(cells, request, &fds) {
                         pace.answered(&message);
                         answer(control, &message)?;
                     }
-                    // Whoever asked has the counters already, and waits for the end only if they want to.
-                    finished.into_iter().for_each(|cell| cells.doom(cell));
                 }
                 None => return Ok(()),
             }
@@ -276,7 +270,12 @@ fn handle(cells: &mut Cells, request: Request, fds: &[OwnedFd]) -> Vec<Answer> {
         }
         Op::Proceed { cell } => return cells.proceed(cell).into_iter().collect(),
         Op::Measure { cell } => cells.measure(cell).map(|counters| Answer::Measured { id, counters }),
-        Op::Finish { cell } => cells.balance(cell).map(|counters| Answer::Finished { id, counters }),
+        Op::Finish { cell } => {
+            let counters = cells.balance(cell);
+            // Before the answer: whoever gets it may take our processor, and dying takes longer than to read on.
+            cells.doom(cell);
+            counters.map(|counters| Answer::Finished { id, counters })
+        }
         Op::Recover { run } => match cells.tree.recover(run) {
             Ok(()) => Ok(Answer::Recovered { id }),
             Err(error) => Err(Failure { step: "recover".into(), message: error.to_string() }),

@@ -156,11 +156,9 @@ fn serve() -> io::Result<()> {
     }
     let Some((owner, _locks)) = receive_start(control.as_fd(), mode)? else { return Ok(()) };
     cells.tree.belong_to(owner);
-    if matches!(ahead, Ahead::First(_)) {
-        let _ = cells.build_ahead();
-    }
     let served = answer(control.as_fd(), &Answer::Hello(hello)).and_then(|()| {
-        if ahead == Ahead::Every {
+        // While the engine makes up its mind.
+        if ahead != Ahead::Nothing {
             let _ = cells.build_ahead();
         }
         run_loop(&mut cells, ahead, control.as_fd(), events.as_fd())

@@ -405,6 +405,10 @@ fn child(
             // As execvp does: a candidate that may not be executed is remembered, but the search goes on.
             let mut error = io::Error::from_raw_os_error(libc::ENOENT);
             for candidate in candidates {
+                // To ask takes a tenth of the time that it takes to fail.
+                if rustix::fs::access(&*candidate, rustix::fs::Access::EXISTS) == Err(Errno::NOENT) {
+                    continue;
+                }
                 let tried = sys::exec(&candidate, &argv, &env);
                 match tried.raw_os_error() {
                     Some(libc::ENOENT | libc::ENOTDIR) => {}

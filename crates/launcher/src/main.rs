@@ -173,8 +173,10 @@ fn serve() -> io::Result<()> {
         }
         let _ = wait(&[(events.as_fd(), ())], Some(Duration::from_millis(2)));
     }
-    if cells.is_empty() {
-        let _ = answer(control.as_fd(), &Answer::Farewell);
+    let farewell = cells.is_empty() && answer(control.as_fd(), &Answer::Farewell).is_ok();
+    if farewell && served.is_ok() {
+        // The kernel closes everything at once, and somebody waits.
+        sys::exit_now(0);
     }
     match served {
         // Gone in the middle of a sentence: it was killed, and nobody is left to be told.

@@ -68,10 +68,7 @@ impl Home {
         private_directory(dir).map_err(HomeError::at("create", dir))?;
         private_directory(&runs).map_err(HomeError::at("create", &runs))?;
         let _guard = lock_runs(&runs)?;
-        let mut bytes = [0; 16];
-        getrandom::fill(&mut bytes)
-            .map_err(|e| HomeError::at("name", &runs)(io::Error::other(e.to_string())))?;
-        let run = RunId(bytes);
+        let run = RunId(sys::random().map_err(HomeError::at("name", &runs))?);
         let own = runs.join(run.to_string());
         let lock = open_lock(&own).map_err(HomeError::at("create", &own))?;
         lock.lock().map_err(HomeError::at("lock", &own))?;
@@ -224,7 +221,7 @@ impl Ids {
 
     fn take(self: &Arc<Self>) -> io::Result<IdBlock> {
         let mut used = self.used.lock().unwrap_or_else(PoisonError::into_inner);
-        let start = (getrandom::u32().map_err(io::Error::other)? % u32::from(ID_BLOCKS)) as u16;
+        let start = u16::from_le_bytes(sys::random()?) % ID_BLOCKS;
         for offset in 0..ID_BLOCKS {
             let block = (start + offset) % ID_BLOCKS;
             // The lock is the process's, so what we have ourselves has to be remembered beside it.

@@ -14,6 +14,7 @@ use crate::execute::{EvidenceError, Executed};
 use crate::program::Program;
 use crate::recorder::{Receipt, Store, StoreError};
 use crate::run::Ran;
+use crate::sys;
 
 pub(crate) struct Record {
     store: Arc<Store>,
@@ -133,10 +134,6 @@ impl Drop for Record {
 
 /// 128 random bits.
 fn random_id() -> String {
-    let mut bytes = [0; 16];
     // The kernel's generator does not fail once it has started; a record without an id would not be written.
-    if getrandom::fill(&mut bytes).is_err() {
-        return String::new();
-    }
-    hex(&bytes)
+    sys::random::<16>().map_or_else(|_| String::new(), |bytes| hex(&bytes))
 }

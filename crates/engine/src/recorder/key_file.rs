@@ -9,6 +9,7 @@ use casemate_core::evidence::{PublicKey, SecretKey};
 
 use super::lock::Exclusive;
 use super::{Paths, StoreError};
+use crate::sys;
 
 /// Far more than a key takes in either spelling.
 const MAX_KEY_FILE: u64 = 4096;
@@ -58,9 +59,7 @@ fn load(path: &Path) -> Result<Option<SecretKey>, StoreError> {
 }
 
 fn create(paths: &Paths) -> Result<SecretKey, StoreError> {
-    let mut seed = [0; 32];
-    getrandom::fill(&mut seed)
-        .map_err(|e| StoreError::io("draw randomness for", &paths.key, io::Error::other(e)))?;
+    let seed = sys::random().map_err(|e| StoreError::io("draw randomness for", &paths.key, e))?;
     let key = SecretKey::from_seed(&seed);
     write_whole(&paths.key, &paths.keys, key.to_pem().as_bytes(), 0o600)?;
     Ok(key)

@@ -18,6 +18,7 @@ use rustix::net::{
     AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, SocketType, sendmsg,
     socketpair,
 };
+use rustix::rand::{GetRandomFlags, getrandom};
 
 /// Puts a program into memory that nobody can write to any more, not even its own process (CVE-2019-5736).
 pub(crate) fn sealed_program(name: &str, bytes: &[u8]) -> io::Result<OwnedFd> {
@@ -38,6 +39,20 @@ pub(crate) fn spawn(program: &OwnedFd, control: OwnedFd) -> io::Result<Child> {
     let mut command = Command::new(format!("/proc/self/fd/{}", program.as_raw_fd()));
     command.arg0("casemate-launcher").env_clear().process_group(0);
     command.stdin(control).stdout(Stdio::null()).spawn()
+}
+
+/// Bytes that nobody can guess, from the kernel.
+pub(crate) fn random<const N: usize>() -> io::Result<[u8; N]> {
+    let mut bytes = [0; N];
+    let mut filled = 0;
+    while filled < N {
+        match getrandom(&mut bytes[filled..], GetRandomFlags::empty()) {
+            Ok(more) => filled += more,
+            Err(Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(bytes)
 }
 
 /// A pair of sockets that keep the boundaries of packets.

@@ -1,21 +1,53 @@
-//! Builds the launcher, which has the guest in it, as a small static binary to be embedded in the engine.
+//! Builds the programs that are embedded in the engine: the launcher, which has the guest in it, the WASM worker, and the WASM
+//! compiler, each as a static binary.
 //!
-//! It needs its own flags (static) and profile (small), so this runs its own cargo, in its own target directory: the outer
-//! cargo holds the lock of the other one.
+//! They need their own flags and profiles, and must not share features with each other, so this runs its own cargo for each, in
+//! its own target directory: the outer cargo holds the lock of the other one.
 
 use std::env;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-const AGENT: &str = "casemate-launcher";
+use sha2::{Digest, Sha256};
 
-/// Static, position independent, and without a C library or its entry point (see `casemate-bare`). Relocations are packed: they
-/// were a tenth of the program.
-const FLAGS: [&str; 4] = [
-    "-C target-feature=+crt-static",
-    "-C link-arg=-nostartfiles",
-    "-C link-arg=-nostdlib",
-    "-C link-arg=-Wl,-z,pack-relative-relocs",
+struct Agent {
+    package: &'static str,
+    profile: &'static str,
+    features: &'static str,
+    flags: &'static [&'static str],
+    /// Directory, beside those of the profiles, in which it is built.
+    target: &'static str,
+}
+
+const AGENTS: [Agent; 3] = [
+    Agent {
+        package: "casemate-launcher",
+        profile: "agent",
+        features: "bare",
+        // Static, position independent, and without a C library or its entry point (see `casemate-bare`). Relocations are
+        // packed: they were a tenth of the program.
+        flags: &[
+            "-C target-feature=+crt-static",
+            "-C link-arg=-nostartfiles",
+            "-C link-arg=-nostdlib",
+            "-C link-arg=-Wl,-z,pack-relative-relocs",
+        ],
+        target: "agents",
+    },
+    Agent {
+        package: "casemate-wasm",
+        profile: "worker",
+        features: "",
+        flags: &["-C target-feature=+crt-static"],
+        target: "agents-wasm",
+    },
+    Agent {
+        package: "casemate-wasm-compile",
+        profile: "worker",
+        features: "",
+        flags: &["-C target-feature=+crt-static"],
+        target: "agents-wasm",
+    },
 ];
 
 fn main() {
@@ -23,30 +55,39 @@ fn main() {
     let out = PathBuf::from(env::var_os("OUT_DIR").expect("set by cargo"));
     let workspace = manifest.ancestors().nth(2).expect("crates/engine is two levels down");
     // Relative paths, or another checkout that uses the same target directory would be taken for this one.
-    for input in
-        ["../launcher", "../guest", "../wire", "../filter", "../bare", "../../Cargo.lock", "../../Cargo.toml"]
-    {
-        println!("cargo:rerun-if-changed={input}");
+    for input in ["launcher", "guest", "wire", "filter", "bare", "wasm", "wasm-compile"] {
+        println!("cargo:rerun-if-changed=../{input}");
     }
-    let built = build(workspace, &out);
-    std::fs::copy(built.join(AGENT), out.join(AGENT)).expect("cargo has just built it");
+    println!("cargo:rerun-if-changed=../../Cargo.lock");
+    println!("cargo:rerun-if-changed=../../Cargo.toml");
+    for agent in &AGENTS {
+        let built = std::fs::read(build(agent, workspace, &out)).expect("cargo has just built it");
+        // Part of every record that it has a part in: not to be computed at each start.
+        let digest: [u8; 32] = Sha256::digest(&built).into();
+        write(&out.join(agent.package), &built);
+        write(&out.join(format!("{}.sha256", agent.package)), &digest);
+    }
 }
 
-/// Returns the directory with the binary.
-fn build(workspace: &Path, out: &Path) -> PathBuf {
+fn write(path: &Path, bytes: &[u8]) {
+    std::fs::write(path, bytes).expect("OUT_DIR can be written to");
+}
+
+/// Returns where the binary is.
+fn build(agent: &Agent, workspace: &Path, out: &Path) -> PathBuf {
     let target = env::var("TARGET").expect("set by cargo");
     // OUT_DIR is TARGET_DIR/PROFILE/build/NAME/out: one directory beside the profiles serves all of them.
-    let target_dir = out.ancestors().nth(4).expect("cargo's layout").join("agents");
+    let target_dir = out.ancestors().nth(4).expect("cargo's layout").join(agent.target);
     let mut cargo = Command::new(env::var_os("CARGO").expect("set by cargo"));
     cargo
         .current_dir(workspace)
-        .args(["build", "--locked", "--profile", "agent", "--target", &target, "--target-dir"])
+        .args(["build", "--locked", "--profile", agent.profile, "--target", &target, "--target-dir"])
         .arg(&target_dir)
-        .args(["--package", AGENT, "--features", "bare"])
+        .args(["--package", agent.package, "--features", agent.features])
         .env_remove("CARGO_ENCODED_RUSTFLAGS")
         .env_remove("RUSTC_WORKSPACE_WRAPPER")
-        .env("RUSTFLAGS", FLAGS.join(" "));
+        .env("RUSTFLAGS", agent.flags.join(" "));
     let status = cargo.status().expect("cargo can be started");
-    assert!(status.success(), "building the launcher failed; the messages above say why");
-    target_dir.join(target).join("agent")
+    assert!(status.success(), "building {} failed; the messages above say why", agent.package);
+    target_dir.join(target).join(agent.profile).join(agent.package)
 }

@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 
 use casemate_core::limits::LimitKind;
-use casemate_core::request::{Kind, Language, Need, Risk};
+use casemate_core::request::{Capability, Kind, Language, Need, Risk};
 use casemate_core::stack::Wall;
 use clap::builder::PossibleValuesParser;
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueHint};
@@ -92,7 +92,7 @@ pub(crate) struct RunArgs {
     #[arg(short = 'c', value_name = "CODE", allow_hyphen_values = true)]
     pub(crate) code: Option<OsString>,
 
-    /// A source file and its arguments; or, after `--`, a command and its arguments
+    /// A source file or WASM component and its arguments; or, after `--`, a command and its arguments
     #[arg(
         value_name = "FILE",
         trailing_var_arg = true,
@@ -227,6 +227,11 @@ pub(crate) struct GrantArgs {
     /// A file or directory to copy out afterwards. A directory's content lands in HOST itself
     #[arg(long = "out", value_name = "GUEST:HOST")]
     pub(crate) files_out: Vec<OsString>,
+
+    /// What a WASM component may observe; repeat or separate with commas
+    #[arg(long, value_name = "CAPABILITY", value_delimiter = ',',
+          value_parser = words(Capability::ALL.map(Capability::as_str)))]
+    pub(crate) grant: Vec<String>,
 
     /// A host and port that may be reached, e.g. api.example.com:443; refused by every wall of this version
     #[arg(long, value_name = "HOST:PORT")]

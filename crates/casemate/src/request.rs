@@ -9,8 +9,8 @@ use std::path::{Path, PathBuf};
 use casemate_core::limits::LimitsDraft;
 use casemate_core::outcome::Refusal;
 use casemate_core::request::{
-    CodeSource, ImageRef, Invalid, Isolation, Language, MAX_SOURCE_BYTES, Request, RequestDraft, Stdin,
-    Workload, parse_env,
+    CodeSource, Component, ImageRef, Invalid, Isolation, Language, MAX_COMPONENT_BYTES, MAX_SOURCE_BYTES,
+    Request, RequestDraft, Stdin, Workload, parse_env,
 };
 use rustix::fs::{Mode, OFlags};
 
@@ -35,7 +35,8 @@ pub(crate) fn build(args: &RunArgs, stdin: Stdin) -> Result<Asked, Refusal> {
     draft.stdin = stdin;
     draft.limits = limits(args)?;
     walls(&args.walls, &mut draft)?;
-    let GrantArgs { image, cwd, env, files_in, files_out, allow, secret } = &args.grants;
+    let GrantArgs { image, cwd, env, files_in, files_out, grant, allow, secret } = &args.grants;
+    draft.capabilities = grant.iter().map(|word| word.parse()).collect::<Result<_, _>>()?;
     draft.cwd = cwd.clone();
     draft.egress = allow.clone();
     draft.secrets = secret.clone();
@@ -109,13 +110,21 @@ fn workload(args: &RunArgs) -> Result<Workload, Refusal> {
             )),
         },
         (None, [file, rest @ ..]) => {
-            let (language, source) = read_source(Path::new(file), language)?;
-            Ok(Workload::Code { language, source, args: words(rest)? })
+            let path = Path::new(file);
+            let args = words(rest)?;
+            if language.is_none() && path.extension().is_some_and(|extension| extension == "wasm") {
+                let name = path.file_name().unwrap_or_default().to_string_lossy();
+                let component = Component::new(one_line(&name), read_bounded(path, MAX_COMPONENT_BYTES)?)?;
+                return Ok(Workload::Component { component, args });
+            }
+            let (language, source) = read_source(path, language)?;
+            Ok(Workload::Code { language, source, args })
         }
     }
 }
 
-fn read_source(path: &Path, language: Option<Language>) -> Result<(Language, CodeSource), Refusal> {
+/// The content of a file, up to one byte more than `most`: that is enough to be refused for it, whatever it pretends to be.
+fn read_bounded(path: &Path, most: usize) -> Result<Vec<u8>, Refusal> {
     let shown = one_line(&path.display().to_string());
     let unreadable = |error: std::io::Error| {
         let hint = match error.kind() {
@@ -127,9 +136,14 @@ fn read_source(path: &Path, language: Option<Language>) -> Result<(Language, Cod
         Refusal::new(format!("cannot read {shown}: {}", os_words(error)), hint)
     };
     let mut bytes = Vec::new();
-    // One byte more than allowed is enough to be refused for it, whatever the file pretends to be.
-    let mut bounded = File::open(path).map_err(unreadable)?.take(MAX_SOURCE_BYTES as u64 + 1);
+    let mut bounded = File::open(path).map_err(unreadable)?.take(most as u64 + 1);
     bounded.read_to_end(&mut bytes).map_err(unreadable)?;
+    Ok(bytes)
+}
+
+fn read_source(path: &Path, language: Option<Language>) -> Result<(Language, CodeSource), Refusal> {
+    let shown = one_line(&path.display().to_string());
+    let bytes = read_bounded(path, MAX_SOURCE_BYTES)?;
     let by_name = || language_by_extension(path).or_else(|| language_by_first_line(&bytes));
     let language = language.or_else(by_name).ok_or_else(|| {
         Refusal::new(

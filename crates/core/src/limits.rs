@@ -224,6 +224,11 @@ impl Limits {
         LimitKind::ALL.into_iter().filter_map(|kind| Some((kind, self.get(kind)?)))
     }
 
+    /// Leaves this one unbounded.
+    pub(crate) fn lift(&mut self, kind: LimitKind) {
+        self.0[kind as usize] = None;
+    }
+
     /// Decides every bound: what the request asks for, else the policy's default, else the built-in one, and
     /// never above the policy's cap. A request above a cap is refused; a default is lowered to it.
     pub(crate) fn resolve(

@@ -2,9 +2,10 @@
 
 use std::collections::BTreeSet;
 
-use crate::limits::{LimitKind, Limits};
-use crate::policy::{Durability, Grants};
-use crate::request::{GuestPath, ImageRef, Need, Request, Stdin, Workload};
+use crate::limits::{LimitKind, Limits, LimitsDraft};
+use crate::outcome::Refusal;
+use crate::policy::{Durability, Grants, Sharing};
+use crate::request::{Capability, GuestPath, ImageRef, Need, Request, Stdin, Workload};
 use crate::route::Choice;
 use crate::stack::{Class, Stack};
 
@@ -14,6 +15,7 @@ pub struct Plan {
     request: Request,
     limits: Limits,
     durability: Durability,
+    sharing: Sharing,
     stack: Stack,
     class: Class,
     unbounded: Vec<LimitKind>,
@@ -22,8 +24,25 @@ pub struct Plan {
 impl Plan {
     pub fn new(grants: Grants, choice: Choice) -> Plan {
         let Choice { stack, class, unbounded, .. } = choice;
-        let (request, limits, durability) = grants.into_parts();
-        Plan { request, limits, durability, stack, class, unbounded }
+        let (request, limits, durability, sharing) = grants.into_parts();
+        Plan { request, limits, durability, sharing, stack, class, unbounded }
+    }
+
+    /// For a program of our own that has to run behind walls, too, such as a compiler. It is not asked for by anybody, so no
+    /// policy decides about it; its limits are all meant.
+    pub fn of_our_own(request: Request, limits: LimitsDraft, stack: Stack) -> Result<Plan, Refusal> {
+        let nothing = LimitsDraft::new();
+        let limits = Limits::resolve(&limits, &nothing, &nothing)?;
+        let class = stack.nominal_class();
+        let (durability, sharing) = (Durability::default(), Sharing::default());
+        Ok(Plan { request, limits, durability, sharing, stack, class, unbounded: Vec::new() })
+    }
+
+    /// The same, with a bound on something left out.
+    #[must_use]
+    pub fn unlimited(mut self, kind: LimitKind) -> Plan {
+        self.limits.lift(kind);
+        self
     }
 
     pub fn stack(&self) -> &Stack {
@@ -76,6 +95,10 @@ impl Plan {
         self.request.secrets()
     }
 
+    pub fn capabilities(&self) -> &BTreeSet<Capability> {
+        self.request.capabilities()
+    }
+
     pub fn needs(&self) -> &BTreeSet<Need> {
         self.request.needs()
     }
@@ -95,5 +118,9 @@ impl Plan {
 
     pub fn durability(&self) -> Durability {
         self.durability
+    }
+
+    pub fn sharing(&self) -> Sharing {
+        self.sharing
     }
 }

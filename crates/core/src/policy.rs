@@ -29,12 +29,25 @@ words! {
     }
 }
 
+words! {
+    /// Who shares a WASM worker.
+    #[derive(Default)]
+    pub enum Sharing: "sharing" {
+        /// The calls of one tenant, each with an instance of its own.
+        #[default]
+        Tenant = "tenant",
+        /// Nobody: every execution has its own.
+        None = "none",
+    }
+}
+
 /// A validated policy file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Policy {
     rules: Rules,
     defaults: LimitsDraft,
     durability: Durability,
+    sharing: Sharing,
     accept: BTreeSet<Weakness>,
     /// Keyed by tenant; each adds to `rules` and takes nothing away.
     tenants: BTreeMap<String, Rules>,
@@ -69,6 +82,7 @@ pub struct Grants {
     named: BTreeSet<Stack>,
     accept: BTreeSet<Weakness>,
     durability: Durability,
+    sharing: Sharing,
 }
 
 /// Applies the policy to a request.
@@ -94,6 +108,7 @@ pub fn decide(policy: &Policy, request: &Request) -> Result<Grants, Refusal> {
         named: policy.named(request),
         accept: policy.accept.clone(),
         durability: policy.durability,
+        sharing: policy.sharing,
     })
 }
 
@@ -150,6 +165,7 @@ impl Default for Policy {
             },
             defaults: LimitsDraft::new(),
             durability: Durability::default(),
+            sharing: Sharing::default(),
             accept: BTreeSet::new(),
             tenants: BTreeMap::new(),
         }
@@ -245,7 +261,7 @@ impl Grants {
         self.accept.contains(&weakness) || *self.isolation() == Isolation::Exactly(stack.clone())
     }
 
-    pub(crate) fn into_parts(self) -> (Request, Limits, Durability) {
-        (self.request, self.limits, self.durability)
+    pub(crate) fn into_parts(self) -> (Request, Limits, Durability, Sharing) {
+        (self.request, self.limits, self.durability, self.sharing)
     }
 }

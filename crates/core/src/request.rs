@@ -5,6 +5,7 @@ mod check;
 
 use std::collections::BTreeSet;
 use std::fmt;
+use std::sync::Arc;
 
 pub use crate::words::Invalid;
 
@@ -18,6 +19,8 @@ pub const MAX_ARG_BYTES: usize = 128 * 1024 - 1;
 pub const MAX_ARGS_TOTAL_BYTES: usize = 1024 * 1024;
 /// A source file that travels with the request.
 pub const MAX_SOURCE_BYTES: usize = 8 * 1024 * 1024;
+/// A WASM component that travels with the request.
+pub const MAX_COMPONENT_BYTES: usize = 64 * 1024 * 1024;
 pub const MAX_ENV_VARS: usize = 256;
 pub const MAX_TAGS: usize = 64;
 /// Files in, and files out.
@@ -70,10 +73,19 @@ words! {
     }
 }
 
+words! {
+    /// What a WASM component may observe besides what it is given. Programs and interpreters have both everywhere.
+    pub enum Capability: "capability" {
+        Clocks = "clocks",
+        Random = "random",
+    }
+}
+
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Workload {
     Command { argv: Vec<String> },
     Code { language: Language, source: CodeSource, args: Vec<String> },
+    Component { component: Component, args: Vec<String> },
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -82,6 +94,46 @@ pub enum CodeSource {
     Inline(String),
     /// Placed in the cell under this name; bytes, because not every source file is UTF-8.
     File { name: String, bytes: Vec<u8> },
+}
+
+/// A WASM component or module. Cheap to copy: whoever calls one often makes it once.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Component(Arc<ComponentParts>);
+
+#[derive(PartialEq, Eq)]
+struct ComponentParts {
+    name: String,
+    bytes: Vec<u8>,
+    digest: [u8; 32],
+}
+
+impl Component {
+    /// Looks at the beginning of the bytes and at how many there are. Whether they mean anything, a compiler has to tell.
+    pub fn new(name: impl Into<String>, bytes: Vec<u8>) -> Result<Component, Invalid> {
+        let name = name.into();
+        check::component(&name, &bytes)?;
+        let digest = crate::evidence::sha256(&bytes);
+        Ok(Component(Arc::new(ComponentParts { name, bytes, digest })))
+    }
+
+    pub fn name(&self) -> &str {
+        &self.0.name
+    }
+
+    pub fn bytes(&self) -> &[u8] {
+        &self.0.bytes
+    }
+
+    /// SHA-256 of the bytes.
+    pub fn digest(&self) -> [u8; 32] {
+        self.0.digest
+    }
+}
+
+impl fmt::Debug for ComponentParts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} ({} bytes)", self.name, self.bytes.len())
+    }
 }
 
 /// What the root file system is made of. Where it lies on the host is not core's business: the label is what
@@ -136,6 +188,7 @@ pub struct RequestDraft {
     pub egress: Vec<String>,
     /// `NAME@host`
     pub secrets: Vec<String>,
+    pub capabilities: Vec<Capability>,
     pub limits: LimitsDraft,
     pub isolation: Isolation,
     pub deterministic: bool,
@@ -158,6 +211,7 @@ pub struct Request {
     stdin: Stdin,
     egress: Vec<String>,
     secrets: Vec<String>,
+    capabilities: BTreeSet<Capability>,
     limits: LimitsDraft,
     isolation: Isolation,
     deterministic: bool,
@@ -182,6 +236,7 @@ impl RequestDraft {
             stdin: Stdin::default(),
             egress: Vec::new(),
             secrets: Vec::new(),
+            capabilities: Vec::new(),
             limits: LimitsDraft::new(),
             isolation: Isolation::default(),
             deterministic: false,
@@ -200,6 +255,7 @@ impl Request {
         check::tags(&draft.tags)?;
         check::egress(&draft.egress)?;
         check::secrets(&draft.secrets)?;
+        check::capabilities(&draft.workload, &draft.capabilities)?;
         for (kind, value) in draft.limits.iter() {
             kind.check(value)?;
         }
@@ -218,6 +274,7 @@ impl Request {
             stdin: draft.stdin,
             egress: draft.egress,
             secrets: draft.secrets,
+            capabilities: draft.capabilities.into_iter().collect(),
             limits: draft.limits,
             isolation: draft.isolation,
             deterministic: draft.deterministic,
@@ -274,6 +331,10 @@ impl Request {
 
     pub fn egress(&self) -> &[String] {
         &self.egress
+    }
+
+    pub fn capabilities(&self) -> &BTreeSet<Capability> {
+        &self.capabilities
     }
 
     pub fn secrets(&self) -> &[String] {

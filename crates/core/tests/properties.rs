@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 use casemate_core::limits::{LimitKind, LimitsDraft};
 use casemate_core::policy::{self, Grants, Policy};
 use casemate_core::request::{
-    CodeSource, ImageRef, Isolation, Kind, Language, Need, Request, RequestDraft, Risk, Workload,
+    CodeSource, Component, ImageRef, Isolation, Kind, Language, Need, Request, RequestDraft, Risk, Workload,
 };
 use casemate_core::route::{self, Choice, Clauses, ImageKind, Profile, Selection, State, Support};
 use casemate_core::stack::{Class, Stack, Wall, Weakness};
@@ -135,7 +135,9 @@ fn any_demands() -> impl Strategy<Value = Demands> {
 fn any_workload() -> impl Strategy<Value = Workload> {
     let command = Workload::Command { argv: vec!["true".to_owned()] };
     let code = |language| Workload::Code { language, source: CodeSource::Inline("1".into()), args: vec![] };
-    prop_oneof![Just(command), select(Language::ALL.to_vec()).prop_map(code)]
+    let component = Component::new("c.wasm", b"\0asm\x01\0\0\0".to_vec()).expect("a module");
+    let component = Workload::Component { component, args: vec![] };
+    prop_oneof![Just(command), select(Language::ALL.to_vec()).prop_map(code), Just(component)]
 }
 
 fn any_draft() -> impl Strategy<Value = RequestDraft> {
@@ -183,20 +185,21 @@ fn any_support() -> impl Strategy<Value = Support> {
 fn any_clauses() -> impl Strategy<Value = Clauses> {
     let s = any_support;
     (
-        (s(), s(), s(), s(), s(), s(), s()),
+        (s(), s(), s(), s(), s(), s(), s(), s()),
         btree_set(select(Language::ALL.to_vec()), 1..4),
         btree_set(select(Need::ALL.to_vec()), 0..6),
         btree_set(select(vec![ImageKind::Host, ImageKind::Directory]), 1..3),
     )
         .prop_map(
             |(
-                (commands, cwd, files_in, files_out, egress, secrets, deterministic),
+                (commands, components, cwd, files_in, files_out, egress, secrets, deterministic),
                 languages,
                 needs,
                 images,
             )| {
                 Clauses {
                     commands,
+                    components,
                     languages,
                     needs,
                     images,
@@ -333,6 +336,7 @@ proptest! {
         match request.workload() {
             Workload::Command { .. } => prop_assert_eq!(clauses.commands, Support::Yes),
             Workload::Code { language, .. } => prop_assert!(clauses.languages.contains(language)),
+            Workload::Component { .. } => prop_assert_eq!(clauses.components, Support::Yes),
         }
         for (unused, support) in [
             (request.egress().is_empty(), clauses.egress),

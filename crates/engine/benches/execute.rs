@@ -4,6 +4,8 @@
 //! ```text
 //! run                 one execution of /bin/true     MICROS phase:NAME=MICROS… step:NAME=MICROS…
 //! burst COUNT WIDTH   COUNT of them, WIDTH at a time  MICROS
+//! call                one call of a WASM tool         likewise
+//! calls COUNT WIDTH   COUNT of them, WIDTH at a time  MICROS
 //! hold COUNT          COUNT cells that stay           held
 //! release             ends them                      released
 //! ```
@@ -15,12 +17,14 @@ use std::fs::File;
 use std::io::BufRead;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use casemate_core::limits::{LimitKind, LimitsDraft};
 use casemate_core::outcome::{Outcome, Status};
 use casemate_core::policy::Policy;
-use casemate_core::request::{ImageRef, Request, RequestDraft, Workload};
+use casemate_core::request::{Component, ImageRef, Request, RequestDraft, Stdin, Workload};
 use casemate_engine::{Config, Engine, Io, default_home};
 use tokio::sync::{Semaphore, mpsc, watch};
 use tokio::task::JoinSet;
@@ -32,13 +36,16 @@ async fn main() {
         return println!("run `cargo xtask bench` instead");
     };
     let config = Config::new(default_home(), Policy::default());
-    let bench = Arc::new(Bench { engine: Engine::open(config).await.unwrap(), image });
+    let tool = Component::new("echo", wat::parse_str(include_str!("echo.wat")).unwrap()).unwrap();
+    let bench = Arc::new(Bench { engine: Engine::open(config).await.unwrap(), image, tool });
     let mut held = Held::default();
     let mut lines = lines();
     while let Some(line) = lines.recv().await {
         let answer = match line.split_whitespace().collect::<Vec<_>>().as_slice() {
             ["run"] => bench.run().await,
             ["burst", count, width] => bench.burst(count.parse().unwrap(), width.parse().unwrap()).await,
+            ["call"] => bench.call_once().await,
+            ["calls", count, width] => bench.calls(count.parse().unwrap(), width.parse().unwrap()).await,
             ["hold", count] => {
                 held = bench.hold(count.parse().unwrap()).await;
                 "held".into()
@@ -71,6 +78,7 @@ fn lines() -> mpsc::Receiver<String> {
 struct Bench {
     engine: Engine,
     image: PathBuf,
+    tool: Component,
 }
 
 /// Cells that stay until they are released.
@@ -82,12 +90,44 @@ struct Held {
 
 impl Bench {
     async fn run(&self) -> String {
-        let (took, outcome) = self.execute().await;
-        let mut fields = vec![took.as_micros().to_string()];
-        let phases = outcome.timings.iter();
-        fields.extend(phases.map(|(name, took)| format!("phase:{name}={}", took.as_micros())));
-        fields.extend(outcome.steps.iter().map(|(name, micros)| format!("step:{name}={micros}")));
-        fields.join("\t")
+        answer(self.execute().await)
+    }
+
+    async fn call_once(&self) -> String {
+        answer(self.call().await)
+    }
+
+    async fn calls(self: &Arc<Self>, count: usize, width: usize) -> String {
+        let start = Instant::now();
+        let left = Arc::new(AtomicUsize::new(count));
+        let mut tasks = JoinSet::new();
+        for _ in 0..width {
+            let (bench, left) = (self.clone(), left.clone());
+            tasks.spawn(async move {
+                while left.fetch_update(Relaxed, Relaxed, |left| left.checked_sub(1)).is_ok() {
+                    bench.call().await;
+                }
+            });
+        }
+        while let Some(done) = tasks.join_next().await {
+            done.unwrap();
+        }
+        start.elapsed().as_micros().to_string()
+    }
+
+    /// One call of a tool that returns its input.
+    async fn call(&self) -> (Duration, Outcome) {
+        let start = Instant::now();
+        let component = self.tool.clone();
+        let mut draft = RequestDraft::new(Workload::Component { component, args: Vec::new() });
+        draft.stdin = Stdin::Provided;
+        let (sender, mut output) = mpsc::channel(4);
+        let io = Io { stdin: Some(Box::new(&b"hello"[..])), output: Some(sender), ..Io::default() };
+        let done = self.engine.execute(Request::new(draft).unwrap(), io).await;
+        let took = start.elapsed();
+        assert_eq!(done.outcome.status, Status::Exited { code: 0 });
+        assert_eq!(output.try_recv().unwrap().bytes, b"hello");
+        (took, done.outcome)
     }
 
     async fn burst(self: &Arc<Self>, count: usize, width: usize) -> String {
@@ -146,6 +186,14 @@ impl Held {
             done.unwrap();
         }
     }
+}
+
+fn answer((took, outcome): (Duration, Outcome)) -> String {
+    let mut fields = vec![took.as_micros().to_string()];
+    let phases = outcome.timings.iter();
+    fields.extend(phases.map(|(name, took)| format!("phase:{name}={}", took.as_micros())));
+    fields.extend(outcome.steps.iter().map(|(name, micros)| format!("step:{name}={micros}")));
+    fields.join("\t")
 }
 
 fn open(image: &Path) -> std::os::fd::OwnedFd {

@@ -1,4 +1,4 @@
-//! The launcher, with the guest in it, carried inside this binary.
+//! Our other programs, carried inside this binary: the launcher, with the guest in it, the WASM worker and its compiler.
 
 use std::borrow::Cow;
 use std::io;
@@ -6,16 +6,25 @@ use std::os::fd::OwnedFd;
 
 use crate::sys;
 
-/// The program that the engine starts. One installed binary holds everything.
+/// The programs that the engine starts. One installed binary holds everything.
 #[derive(Clone)]
 pub struct Agents {
     launcher: Cow<'static, [u8]>,
 }
 
+const LAUNCHER: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/casemate-launcher"));
+const WORKER: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/casemate-wasm"));
+const COMPILER: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/casemate-wasm-compile"));
+
+/// SHA-256 of what is embedded.
+pub(crate) const WORKER_DIGEST: &[u8; 32] = include_bytes!(concat!(env!("OUT_DIR"), "/casemate-wasm.sha256"));
+pub(crate) const COMPILER_DIGEST: &[u8; 32] =
+    include_bytes!(concat!(env!("OUT_DIR"), "/casemate-wasm-compile.sha256"));
+
 impl Agents {
     /// Those built together with this engine.
     pub fn embedded() -> Agents {
-        Agents { launcher: Cow::Borrowed(include_bytes!(concat!(env!("OUT_DIR"), "/casemate-launcher"))) }
+        Agents { launcher: Cow::Borrowed(LAUNCHER) }
     }
 
     /// A launcher that leaves a layer out on purpose, to show that a probe notices. It records the postures of its cells,
@@ -26,6 +35,14 @@ impl Agents {
 
     pub(crate) fn launcher(&self) -> io::Result<OwnedFd> {
         sys::sealed_program("casemate-launcher", &self.launcher)
+    }
+
+    pub(crate) fn worker(&self) -> io::Result<OwnedFd> {
+        sys::sealed_program("casemate-wasm", WORKER)
+    }
+
+    pub(crate) fn compiler(&self) -> io::Result<OwnedFd> {
+        sys::sealed_program("casemate-wasm-compile", COMPILER)
     }
 }
 

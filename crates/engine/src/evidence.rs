@@ -42,6 +42,7 @@ pub(crate) fn request(request: &Request) -> Value {
         "stdin": request.stdin() == Stdin::Provided,
         "egress": request.egress(),
         "secrets": request.secrets(),
+        "capabilities": request.capabilities().iter().map(|capability| capability.as_str()).collect::<Vec<_>>(),
         "deterministic": request.deterministic(),
         "limits": request.limits().iter().map(|(kind, value)| (kind.name().to_owned(), json!(value))).collect::<Map<_, _>>(),
     })
@@ -119,6 +120,10 @@ pub(crate) fn request_digest(request: &Request, asked: &Value) -> [u8; 32] {
             }
             args.iter().for_each(|argument| part(argument.as_bytes()));
         }
+        Workload::Component { component, args } => {
+            part(&component.digest());
+            args.iter().for_each(|argument| part(argument.as_bytes()));
+        }
     }
     for (name, value) in request.env() {
         part(name.as_bytes());
@@ -157,6 +162,14 @@ fn workload(workload: &Workload) -> Value {
             value["type"] = json!("code");
             value["language"] = json!(language.as_str());
             value["source"] = json!({"form": form, "name": name, "bytes": bytes.len(), "sha256": hex(&Sha256::digest(bytes))});
+            value
+        }
+        Workload::Component { component, args } => {
+            let mut value = arguments(args);
+            value["type"] = json!("component");
+            value["component"] = json!({
+                "name": bounded(component.name(), 512), "bytes": component.bytes().len(), "sha256": hex(&component.digest()),
+            });
             value
         }
     }

@@ -1,7 +1,7 @@
 //! The engine and its spine.
 
 use std::io;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
@@ -27,9 +27,11 @@ use crate::program::Programs;
 use crate::record::Record;
 use crate::recorder::{Receipt, Store, StoreError};
 use crate::run::{self, Ran, Trouble};
-use crate::wall::Wall;
+use crate::wall::{Cell, Wall, WallError};
 use crate::walls::container::Container;
 use crate::walls::process::Process;
+use crate::walls::wasm::Wasm;
+use crate::watch::cancelled;
 
 #[derive(Debug)]
 pub struct Config {
@@ -108,6 +110,7 @@ pub struct Engine {
     hello: Hello,
     container: Container,
     process: Process,
+    wasm: Wasm,
     programs: Programs,
 }
 
@@ -212,11 +215,13 @@ impl Engine {
             }
         };
         let profiles = crate::profiles::profiles(launcher.hello());
+        let (store, run) = (Arc::new(store), home.run.to_string());
         Ok(Engine {
             policy,
             profiles,
-            store: Arc::new(store),
-            run: home.run.to_string(),
+            wasm: Wasm::new(&dir, agents.clone(), store.clone(), run.clone()),
+            store,
+            run,
             hello: launcher.hello().clone(),
             container: Container { keeper, home: home.clone() },
             process: Process {
@@ -288,14 +293,13 @@ impl Engine {
             // Building an empty cell takes longer than writing the record: they go on at the same time. What is to run
             // in it gets there only after that.
             let image = io.image.take();
-            let started = self.wall(&plan).start(&plan, image.as_ref().map(AsFd::as_fd)).await;
-            // Whoever was just asked may have been woken behind us, on this very processor: they go first.
-            std::thread::yield_now();
+            let started = self.start(&plan, image.as_ref().map(AsFd::as_fd)).await;
             ran.timings.mark("start");
             let program = self.programs.identify(&plan, image.as_ref());
             record.planned(&request, &plan, &choice, program).map_err(not_recorded)?;
             ran.timings.mark("record");
-            run::run(started?, &plan, io, &mut ran).await
+            let cell = self.prepare(started?, &plan, &mut io, &mut ran).await?;
+            run::run(cell, &plan, io, &mut ran).await
         }
         .await;
         let status = match ended {
@@ -324,7 +328,9 @@ impl Engine {
     /// Waits until every cell is gone and every record durable, then leaves the home. What is left are launchers on their
     /// way out, which are waited for when the [`Leaving`] is dropped.
     pub async fn shutdown(self) -> Result<Leaving, OpenError> {
-        let Engine { container, process, home, store, .. } = self;
+        self.wasm.shutdown().await;
+        let Engine { container, process, wasm, home, store, .. } = self;
+        drop(wasm);
         // The disk and the launchers take their time at the same time.
         let mut synced = None;
         let process_leaving = process.keeper.shutdown(|| ()).await;
@@ -337,7 +343,38 @@ impl Engine {
         Ok(Leaving([process_leaving, container_leaving]))
     }
 
-    fn wall(&self, plan: &Plan) -> &dyn Wall {
+    /// Asks for a cell.
+    async fn start(&self, plan: &Plan, image: Option<BorrowedFd<'_>>) -> Result<Cell, WallError> {
+        if plan.stack().contains(WallName::Wasm) {
+            return self.wasm.start(plan, self.outer(plan)).await;
+        }
+        let started = self.outer(plan).start(plan, image).await;
+        // Whoever was just asked may have been woken behind us, on this very processor: they go first.
+        std::thread::yield_now();
+        started
+    }
+
+    /// What has to be done with what is to run before it can. It is hostile already, so the record comes first.
+    async fn prepare(
+        &self,
+        mut cell: Cell,
+        plan: &Plan,
+        io: &mut Io,
+        ran: &mut Ran,
+    ) -> Result<Cell, Trouble> {
+        if plan.stack().contains(WallName::Wasm) {
+            let mut cancel = io.cancel.clone();
+            tokio::select! {
+                biased;
+                prepared = self.wasm.prepare(&mut cell, plan, self.outer(plan)) => prepared?,
+                () = cancelled(&mut cancel) => return Err(Trouble::Cancelled),
+            }
+            ran.timings.mark("prepare");
+        }
+        Ok(cell)
+    }
+
+    fn outer(&self, plan: &Plan) -> &dyn Wall {
         match plan.stack().outermost() {
             WallName::Process => &self.process,
             // The router only hands out stacks whose profile is ready, and these two are all there are today.

@@ -12,6 +12,7 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
 use crate::sys;
+use crate::walls::wasm::CallChannel;
 
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ChannelError {
@@ -45,7 +46,32 @@ pub(crate) enum Event {
     Closed,
 }
 
-pub(crate) struct Channel {
+/// What an execution's streams travel on.
+pub(crate) enum Channel {
+    /// A socket to a guest.
+    Guest(GuestChannel),
+    /// One call's share of the line to a WASM worker.
+    Call(CallChannel),
+}
+
+impl Channel {
+    pub(crate) fn send(&mut self, stream: u32, body: Body<'_>) {
+        match self {
+            Channel::Guest(channel) => channel.send(stream, body),
+            Channel::Call(channel) => channel.send(stream, body),
+        }
+    }
+
+    /// The next event. Safe to cancel: nothing is lost.
+    pub(crate) async fn next(&mut self) -> Result<Event, ChannelError> {
+        match self {
+            Channel::Guest(channel) => channel.next().await,
+            Channel::Call(channel) => Ok(channel.next().await),
+        }
+    }
+}
+
+pub(crate) struct GuestChannel {
     socket: AsyncFd<OwnedFd>,
     /// While the socket is full: another descriptor of it, to be told when it has room.
     full: Option<AsyncFd<OwnedFd>>,
@@ -54,14 +80,14 @@ pub(crate) struct Channel {
     sent: usize,
 }
 
-impl Channel {
+impl GuestChannel {
     /// Over a socket that does not block.
-    pub(crate) fn new(socket: OwnedFd) -> io::Result<Channel> {
+    pub(crate) fn new(socket: OwnedFd) -> io::Result<GuestChannel> {
         let socket = sys::watch_fd(socket, Interest::READABLE)?;
-        Ok(Channel { socket, full: None, decoder: Decoder::default(), outgoing: Vec::new(), sent: 0 })
+        Ok(GuestChannel { socket, full: None, decoder: Decoder::default(), outgoing: Vec::new(), sent: 0 })
     }
 
-    /// Queues a message; [`Channel::next`] or [`Channel::flush`] writes it.
+    /// Queues a message; [`GuestChannel::next`] or [`GuestChannel::flush`] writes it.
     pub(crate) fn tell(&mut self, message: &ToGuest) {
         frame::encode(0, Body::Message(&message.encode()), &mut self.outgoing);
     }

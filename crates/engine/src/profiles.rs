@@ -23,6 +23,8 @@ fn profile(stack: Stack, hello: &Hello) -> Profile {
     match stack.walls() {
         [Wall::Container] => container(profile, hello),
         [Wall::Process] => process(profile, hello),
+        [Wall::Container, Wall::Wasm] => wasm(container(profile, hello)),
+        [Wall::Process, Wall::Wasm] => wasm(process(profile, hello)),
         _ => profile.supporting(promised(&stack)).missing(
             "not part of this version",
             "a later version brings it; `casemate doctor` lists what is ready",
@@ -41,6 +43,7 @@ fn promised(stack: &Stack) -> Clauses {
     let native = if wasm { Support::No } else { Support::Yes };
     Clauses {
         commands: native,
+        components: if wasm { Support::Yes } else { Support::No },
         languages: Language::ALL
             .into_iter()
             .filter(|language| !wasm || *language != Language::Shell)
@@ -123,6 +126,20 @@ fn process(profile: Profile, hello: &Hello) -> Profile {
         .unenforced_hint(LimitKind::Disk, no_quota)
         .unenforced_hint(LimitKind::Inodes, no_quota);
     with_cgroups(profile, hello)
+}
+
+/// With a worker inside, the outer wall runs nothing else, and whatever it enforces still holds. The worker bounds what a
+/// cgroup would have to bound otherwise, and a component cannot start processes at all.
+fn wasm(outer: Profile) -> Profile {
+    let clauses = Clauses {
+        components: Support::Yes,
+        images: BTreeSet::from([ImageKind::Host]),
+        files_in: Support::Yes,
+        files_out: Support::Yes,
+        deterministic: Support::Yes,
+        ..Clauses::default()
+    };
+    outer.supporting(clauses).enforcing([LimitKind::Memory, LimitKind::CpuTime, LimitKind::Pids])
 }
 
 /// The wall as missing, if there is none of what both native walls are made of.

@@ -16,6 +16,7 @@ use std::thread::JoinHandle;
 use casemate_core::evidence::hex;
 use casemate_core::plan::Plan;
 use casemate_core::request::{Language, Workload};
+use casemate_core::stack::Wall;
 use rustix::fs::{Mode, OFlags, ResolveFlags, openat2};
 use sha2::{Digest, Sha256};
 
@@ -50,7 +51,11 @@ impl Programs {
 
     /// Finds the program as the cell will: in the image, along the search path.
     pub(crate) fn identify(&self, plan: &Plan, image: Option<&OwnedFd>) -> Option<Program> {
+        if plan.stack().contains(Wall::Wasm) {
+            return None;
+        }
         let name = match plan.workload() {
+            Workload::Component { .. } => return None,
             Workload::Command { argv } => argv.first()?.as_str(),
             Workload::Code { language, .. } => match language {
                 Language::Python => "python3",

@@ -6,16 +6,17 @@ use casemate_core::limits::LimitKind;
 use casemate_core::outcome::{Cause, LimitHit, Refusal, Status, Usage};
 use casemate_core::plan::Plan;
 use casemate_core::request::{CodeSource, Language, Workload};
-use casemate_wire::guest::{Exec, ToGuest, ToHost};
+use casemate_wire::guest::{Exec, Executable, Input, ToGuest, ToHost};
+use casemate_wire::launch::Attached;
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 use tokio::time::timeout;
 
 use crate::evidence;
-use crate::guest::{Channel, ChannelError, Event};
+use crate::guest::{Channel, ChannelError, Event, GuestChannel};
 use crate::io::{Chunk, Io};
 use crate::transfer;
-use crate::wall::{Begun, Cell, Places, WallError};
+use crate::wall::{Begun, Cell, Control, Job, Places, WallError};
 use crate::watch::{Watch, cancelled};
 
 /// How long a cell may take from the request to a held payload. A launch takes milliseconds.
@@ -119,39 +120,99 @@ pub(crate) async fn run(mut cell: Cell, plan: &Plan, mut io: Io, ran: &mut Ran) 
 
 /// Up to the point where the payload runs. Returns what it had to say meanwhile.
 async fn begin(cell: &mut Cell, plan: &Plan, io: &mut Io, ran: &mut Ran) -> Result<Vec<Event>, Trouble> {
-    cell.channel.tell(&ToGuest::Configure(cell.config.clone()));
     // Out of the block, or it would share `io` across an await, and executions could not move between threads.
     let (inputs, stdin) = (std::mem::take(&mut io.inputs), io.stdin.is_some());
     let prepare = async {
-        let code = code_file(plan);
-        if !inputs.is_empty() || code.is_some() {
-            transfer::put(cell, inputs, code, &mut ran.digests).await?;
-            ran.timings.mark("files in");
+        match &cell.job {
+            Job::Program { .. } => begin_program(cell, plan, inputs, stdin, ran).await,
+            Job::Call(_) => begin_call(cell, plan, inputs, stdin, ran).await,
         }
-        cell.channel.tell(&ToGuest::Exec(exec(plan, &cell.places, stdin)));
-        cell.channel.flush().map_err(ChannelError::from)?;
-        let_go(cell).await
     };
     let mut cancel = io.cancel.clone();
     let prepared = tokio::select! {
         prepared = timeout(SETUP_LIMIT, prepare) => prepared,
         () = cancelled(&mut cancel) => return Err(Trouble::Cancelled),
     };
-    let (begun, early) = match prepared {
-        Ok(prepared) => prepared?,
-        Err(_) => return Err(Trouble::Failed(format!("the cell was not ready within {SETUP_LIMIT:?}"))),
-    };
+    match prepared {
+        Ok(prepared) => prepared,
+        Err(_) => Err(Trouble::Failed(format!("the cell was not ready within {SETUP_LIMIT:?}"))),
+    }
+}
+
+/// The guest of a new cell gets everything that it needs to start the payload.
+async fn begin_program(
+    cell: &mut Cell,
+    plan: &Plan,
+    inputs: Vec<crate::io::Input>,
+    stdin: bool,
+    ran: &mut Ran,
+) -> Result<Vec<Event>, Trouble> {
+    configure(cell);
+    let code = code_file(plan);
+    if !inputs.is_empty() || code.is_some() {
+        transfer::put(cell, inputs, code, &mut ran.digests).await?;
+        ran.timings.mark("files in");
+    }
+    let (begun, early) = start(cell, plan, stdin).await?;
     ran.timings.mark("launch");
     ran.steps = begun.steps;
     // Written down while the payload runs.
     ran.observed = Some(evidence::posture(&begun.posture));
-    ran.applied = Some(evidence::applied(&cell.config));
+    if let Job::Program { config, .. } = &cell.job {
+        ran.applied = Some(evidence::applied(config));
+    }
     Ok(early)
 }
 
+fn configure(cell: &mut Cell) {
+    if let (Job::Program { config, .. }, Channel::Guest(channel)) = (&cell.job, &mut cell.channel) {
+        channel.tell(&ToGuest::Configure(config.clone()));
+    }
+}
+
+/// A worker, which is there already, gets a call.
+async fn begin_call(
+    cell: &mut Cell,
+    plan: &Plan,
+    inputs: Vec<crate::io::Input>,
+    stdin: bool,
+    ran: &mut Ran,
+) -> Result<Vec<Event>, Trouble> {
+    if !inputs.is_empty() {
+        transfer::put(cell, inputs, None, &mut ran.digests).await?;
+        ran.timings.mark("files in");
+    }
+    if let (Job::Call(call), Channel::Call(channel)) = (&cell.job, &mut cell.channel) {
+        call.begin(channel, plan, stdin)?;
+        ran.observed = Some(call.observed());
+    }
+    ran.timings.mark("launch");
+    Ok(Vec::new())
+}
+
+/// Starts a program of our own, and comes back when it runs.
+pub(crate) async fn start_program(cell: &mut Cell, plan: &Plan) -> Result<Begun, Trouble> {
+    configure(cell);
+    match timeout(SETUP_LIMIT, start(cell, plan, false)).await {
+        Ok(started) => started.map(|(begun, _)| begun),
+        Err(_) => Err(Trouble::Failed(format!("the cell was not ready within {SETUP_LIMIT:?}"))),
+    }
+}
+
+async fn start(cell: &mut Cell, plan: &Plan, stdin: bool) -> Result<(Begun, Vec<Event>), Trouble> {
+    let (Job::Program { attached, .. }, Channel::Guest(channel)) = (&cell.job, &mut cell.channel) else {
+        return Err(Trouble::Failed("this cell has no guest".into()));
+    };
+    channel.tell(&ToGuest::Exec(exec(plan, &cell.places, *attached, stdin)));
+    channel.flush().map_err(ChannelError::from)?;
+    let_go(channel, cell.control.as_mut()).await
+}
+
 /// Waits until the payload runs, or somebody says why it does not. What a quick one sends before is kept.
-async fn let_go(cell: &mut Cell) -> Result<(Begun, Vec<Event>), Trouble> {
-    let Cell { channel, control, .. } = cell;
+async fn let_go(
+    channel: &mut GuestChannel,
+    control: &mut dyn Control,
+) -> Result<(Begun, Vec<Event>), Trouble> {
     let mut running = control.proceed();
     let mut early = Vec::new();
     loop {
@@ -188,7 +249,7 @@ pub(crate) async fn why_closed(cell: &mut Cell, otherwise: &str) -> Trouble {
 }
 
 /// Why the payload did not begin, if the guest knows.
-async fn told_by_guest(channel: &mut Channel) -> Option<Trouble> {
+async fn told_by_guest(channel: &mut GuestChannel) -> Option<Trouble> {
     let listen = async {
         loop {
             match channel.next().await {
@@ -228,7 +289,7 @@ pub(crate) fn exec_failed(step: &str, errno: i32) -> Trouble {
     }
 }
 
-fn exec(plan: &Plan, places: &Places, stdin: bool) -> Exec {
+fn exec(plan: &Plan, places: &Places, attached: Attached, stdin: bool) -> Exec {
     let mut env = vec![
         ("PATH".to_owned(), "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin".to_owned()),
         ("HOME".to_owned(), places.work.clone()),
@@ -240,10 +301,18 @@ fn exec(plan: &Plan, places: &Places, stdin: bool) -> Exec {
     }
     Exec {
         id: EXEC,
+        program: match attached {
+            Attached::Nothing => Executable::Named,
+            Attached::Program | Attached::ProgramAndLine => Executable::Attached,
+        },
         argv: argv(plan, places),
         env,
         cwd: plan.cwd().map_or_else(|| places.work.clone(), |cwd| places.resolve(cwd)),
-        stdin: stdin.then_some(STDIN),
+        stdin: match (attached, stdin) {
+            (Attached::ProgramAndLine, _) => Input::Line,
+            (_, true) => Input::Stream(STDIN),
+            (_, false) => Input::Nothing,
+        },
         stdout: STDOUT,
         stderr: STDERR,
         max_output: plan.limits().get(LimitKind::Output).map_or(0, |bound| bound.value),
@@ -253,6 +322,8 @@ fn exec(plan: &Plan, places: &Places, stdin: bool) -> Exec {
 fn argv(plan: &Plan, places: &Places) -> Vec<String> {
     match plan.workload() {
         Workload::Command { argv } => argv.clone(),
+        // Never run by a guest.
+        Workload::Component { args, .. } => args.clone(),
         Workload::Code { language, source, args } => {
             let (interpreter, inline) = match language {
                 Language::Python => ("python3", "-c"),

@@ -59,7 +59,8 @@ async fn put_one(
     content: &mut (dyn Read + Send),
 ) -> Result<Option<Sha256>, Trouble> {
     let failed = |error: String| Trouble::Failed(format!("cannot put {path} into the cell: {error}"));
-    cell.channel.tell(&ToGuest::Put { id, path: cell.places.resolve(path), entry });
+    let Some((channel, places)) = cell.files() else { return Err(failed("it has no files".into())) };
+    channel.tell(&ToGuest::Put { id, path: places.resolve(path), entry });
     let mut window = SendWindow::default();
     let mut digest = Sha256::new();
     let mut left = match entry {
@@ -72,7 +73,7 @@ async fn put_one(
             && (remaining == 0 || window.available() > 0)
         {
             if remaining == 0 {
-                cell.channel.send(id, Body::End);
+                channel.send(id, Body::End);
                 left = None;
                 break;
             }
@@ -84,10 +85,10 @@ async fn put_one(
             }
             digest.update(&buffer[..n]);
             window.spend(n);
-            cell.channel.send(id, Body::Data(&buffer[..n]));
+            channel.send(id, Body::Data(&buffer[..n]));
             left = Some(remaining - n as u64);
         }
-        match cell.channel.next().await? {
+        match channel.next().await? {
             Event::Credit { stream, bytes } if stream == id => {
                 window.refund(bytes).map_err(ChannelError::from)?
             }
@@ -134,9 +135,12 @@ async fn get_one(
 ) -> Result<(), Trouble> {
     let id = FIRST + (1 << 16) + index as u32;
     let bound = |kind| plan.limits().get(kind).map_or(0, |bound| bound.value);
-    cell.channel.tell(&ToGuest::Get {
+    let Some((channel, places)) = cell.files() else {
+        return Err(Trouble::Failed(format!("{path} cannot be taken out of a cell without files")));
+    };
+    channel.tell(&ToGuest::Get {
         id,
-        path: cell.places.resolve(path),
+        path: places.resolve(path),
         max_bytes: bound(LimitKind::Disk),
         max_entries: u32::try_from(bound(LimitKind::Inodes)).unwrap_or(u32::MAX),
     });
@@ -146,7 +150,7 @@ async fn get_one(
     let mut window = ReceiveWindow::default();
     let mut current: Option<(String, u64, Sha256)> = None;
     loop {
-        match cell.channel.next().await? {
+        match channel.next().await? {
             Event::Data { stream, bytes } if stream == id => {
                 window.receive(bytes.len()).map_err(ChannelError::from)?;
                 let Some((_, left, digest)) = &mut current else {
@@ -160,7 +164,7 @@ async fn get_one(
                     outbox.data(&bytes).map_err(|error| failed(&error))?;
                 }
                 if let Some(credit) = window.consume(bytes.len()) {
-                    cell.channel.send(id, Body::Credit(credit));
+                    channel.send(id, Body::Credit(credit));
                 }
             }
             Event::Message(ToHost::GetEntry { id: of, path: relative, entry }) if of == id => {

@@ -5,9 +5,10 @@ use std::pin::Pin;
 
 use casemate_core::plan::Plan;
 use casemate_wire::guest::Config;
-use casemate_wire::launch::{Counters, Posture};
+use casemate_wire::launch::{Attached, Counters, Posture};
 
-use crate::guest::Channel;
+use crate::guest::{Channel, GuestChannel};
+use crate::walls::wasm::Call;
 
 pub(crate) type Later<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
@@ -23,15 +24,61 @@ pub(crate) trait Wall: Send + Sync {
         plan: &'a Plan,
         image: Option<BorrowedFd<'a>>,
     ) -> Later<'a, Result<Cell, WallError>>;
+
+    /// Likewise, for a program of our own: it is the only file in the cell.
+    fn start_program<'a>(
+        &'a self,
+        plan: &'a Plan,
+        program: Attachment<'a>,
+    ) -> Later<'a, Result<Cell, WallError>>;
+}
+
+/// A program that a cell gets, and perhaps a socket that becomes its standard input.
+#[derive(Clone, Copy)]
+pub(crate) struct Attachment<'a> {
+    pub(crate) program: BorrowedFd<'a>,
+    pub(crate) line: Option<BorrowedFd<'a>>,
+}
+
+impl<'a> Attachment<'a> {
+    pub(crate) fn kind(this: Option<Self>) -> Attached {
+        match this {
+            None => Attached::Nothing,
+            Some(Attachment { line: None, .. }) => Attached::Program,
+            Some(Attachment { line: Some(_), .. }) => Attached::ProgramAndLine,
+        }
+    }
+
+    pub(crate) fn descriptors(self) -> impl Iterator<Item = BorrowedFd<'a>> {
+        [self.program].into_iter().chain(self.line)
+    }
 }
 
 /// A live cell. Dropped at any point, it is destroyed.
 pub(crate) struct Cell {
     pub(crate) channel: Channel,
-    /// How the guest is to confine what it starts.
-    pub(crate) config: Config,
+    pub(crate) job: Job,
     pub(crate) places: Places,
     pub(crate) control: Box<dyn Control>,
+}
+
+/// What a cell is for.
+pub(crate) enum Job {
+    /// A guest starts a program, and confines it like this.
+    Program { config: Config, attached: Attached },
+    /// A worker, which runs already, makes an instance.
+    Call(Call),
+}
+
+impl Cell {
+    /// The channel on which files travel, if this cell has any.
+    pub(crate) fn files(&mut self) -> Option<(&mut GuestChannel, &Places)> {
+        match (&mut self.channel, &mut self.job) {
+            (Channel::Guest(channel), _) => Some((channel, &self.places)),
+            (Channel::Call(_), Job::Call(call)) => Some((call.files()?, &self.places)),
+            (Channel::Call(_), Job::Program { .. }) => None,
+        }
+    }
 }
 
 /// A payload that was let go.

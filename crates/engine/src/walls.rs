@@ -3,3 +3,4 @@
 pub(crate) mod container;
 mod native;
 pub(crate) mod process;
+pub(crate) mod wasm;

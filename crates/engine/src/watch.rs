@@ -9,6 +9,7 @@ use casemate_core::plan::Plan;
 use casemate_wire::frame::{Body, ReceiveWindow, SendWindow};
 use casemate_wire::guest::{Discarded, ProcessUsage, ToHost, WaitStatus};
 use casemate_wire::launch::Counters;
+use casemate_wire::worker::Stop;
 use sha2::{Digest, Sha256};
 use tokio::io::AsyncReadExt;
 use tokio::time::{sleep_until, timeout};
@@ -148,6 +149,9 @@ impl<'a> Watch<'a> {
             Event::Message(ToHost::ExecFailed { exec: EXEC, step, errno }) => {
                 return Err(exec_failed(&step, errno));
             }
+            Event::Message(ToHost::CallFailed { call: EXEC, why }) => {
+                return Err(Trouble::Failed(format!("the call could not be made: {why}")));
+            }
             Event::Closed => return Ok(Some(Ended::Vanished)),
             _ => return Err(ChannelError::Order("unexpected frame from a running payload").into()),
         }
@@ -253,6 +257,14 @@ impl<'a> Watch<'a> {
                     (Some(cause @ Cause::CpuTime), _) => killed(self.plan, cause, self.peak_of(cause)),
                     (_, WaitStatus::Exited(code)) => Status::Exited { code: code.into() },
                     (_, WaitStatus::Signaled(signal)) => Status::Signaled { signal: signal.into() },
+                    (_, WaitStatus::Stopped(stop)) => {
+                        let (cause, peak) = match stop {
+                            Stop::Memory => (Cause::Memory, Some(usage.max_rss_bytes)),
+                            Stop::CpuTime => (Cause::CpuTime, Some(usage.cpu_micros / 1000)),
+                            Stop::Cancelled => (Cause::Cancelled, None),
+                        };
+                        killed(self.plan, cause, peak)
+                    }
                 }
             }
             Ended::Vanished => return Err(Trouble::Failed("the cell ended unexpectedly".into())),
@@ -321,7 +333,7 @@ impl<'a> Watch<'a> {
                         Err(_) => break,
                     },
                     Event::Message(ToHost::OutputCut { .. }) => self.cut = true,
-                    Event::Closed => break,
+                    Event::Message(ToHost::Exited { .. }) | Event::Closed => break,
                     _ => {}
                 }
             }

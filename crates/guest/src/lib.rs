@@ -41,6 +41,8 @@ use crate::confine::Confinement;
 use crate::files::{Get, Put, Roots};
 use crate::process::{Process, Wake};
 
+/// The descriptor that leads to the engine.
+const CHANNEL: i32 = 3;
 /// Processes and transfers of one cell at a time; the engine stays far below.
 const MAX_ACTIVE: usize = 256;
 
@@ -52,6 +54,7 @@ struct Guest {
     puts: Vec<Put>,
     gets: Vec<Get>,
     gate: Option<Gate>,
+    attached: Attached,
     /// Whether a payload has passed the gate, if there is one: no other runs before somebody has looked at one from outside.
     passed: bool,
     /// For output on its way from a pipe to the channel.
@@ -76,9 +79,27 @@ pub const BORN: u8 = b'b';
 /// A payload is confined and waits.
 pub const HELD: u8 = b'h';
 
-/// Serves the engine at descriptor 3 until it is gone, then ends this process.
-pub fn run(gate: Option<Gate>) -> ! {
-    let code = match Guest::start(gate).and_then(Guest::run) {
+/// The number of the first descriptor that is attached for the first payload: a program, then a line.
+pub const FIRST_ATTACHED: i32 = 6;
+
+/// What came with the cell for its first payload.
+#[derive(Default)]
+struct Attached {
+    program: Option<OwnedFd>,
+    line: Option<OwnedFd>,
+}
+
+impl Attached {
+    fn inherited(count: usize) -> io::Result<Attached> {
+        let at =
+            |index: usize| (index < count).then(|| sys::inherited(FIRST_ATTACHED + index as i32)).transpose();
+        Ok(Attached { program: at(0)?, line: at(1)? })
+    }
+}
+
+/// Serves the engine at descriptor 3 until it is gone, then ends this process. `attached` descriptors follow the gate's.
+pub fn run(gate: Option<Gate>, attached: usize) -> ! {
+    let code = match Guest::start(gate, attached).and_then(Guest::run) {
         Ok(()) => 0,
         Err(_) => 1,
     };
@@ -97,14 +118,14 @@ enum Source {
 }
 
 impl Guest {
-    fn start(gate: Option<Gate>) -> io::Result<Guest> {
+    fn start(gate: Option<Gate>, attached: usize) -> io::Result<Guest> {
         // Writing to nobody is an error, not the end.
         dispose(libc::SIGPIPE, Disposition::Ignore)?;
         // Nothing in the cell may look into this process, even where it has the same uid.
         sys::prctl(libc::PR_SET_DUMPABLE, 0)?;
         // Where there is no PID namespace, orphans must still end up here.
         sys::prctl(libc::PR_SET_CHILD_SUBREAPER, 1)?;
-        let mut channel = Channel::new(sys::inherited_channel()?)?;
+        let mut channel = Channel::new(sys::inherited(CHANNEL)?)?;
         channel.tell(&ToHost::Hello { version: PROTOCOL_VERSION });
         let events = sys::child_events()?;
         Ok(Guest {
@@ -116,6 +137,7 @@ impl Guest {
             gets: Vec::new(),
             passed: gate.is_none(),
             gate,
+            attached: Attached::inherited(attached)?,
             buffer: Vec::with_capacity(MAX_PAYLOAD),
         })
     }
@@ -232,7 +254,7 @@ impl Guest {
                     self.channel.tell(&failed("the gate", libc::ECANCELED));
                     return Ok(());
                 }
-                match Process::spawn(&exec, confinement, self.gate.take()) {
+                match Process::spawn(&exec, confinement, self.gate.take(), &mut self.attached) {
                     Ok(process) => self.processes.push(process),
                     Err(step) => {
                         let errno = step.error.raw_os_error().unwrap_or(libc::EIO);

@@ -14,7 +14,7 @@ use alloc::vec::Vec;
 
 use casemate_bare::io;
 use casemate_wire::frame::{Body, MAX_PAYLOAD, OverCredit, ReceiveWindow, SendWindow};
-use casemate_wire::guest::{Discarded, Exec, ProcessUsage, ToHost, WaitStatus};
+use casemate_wire::guest::{Discarded, Exec, Executable, Input, ProcessUsage, ToHost, WaitStatus};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
@@ -23,7 +23,7 @@ use rustix::pipe::{PipeFlags, pipe_with};
 use crate::channel::Channel;
 use crate::confine::{Confinement, Step, step};
 use crate::sys;
-use crate::{BORN, Gate, HELD};
+use crate::{Attached, BORN, Gate, HELD};
 
 pub(crate) struct Process {
     pub(crate) id: u32,
@@ -31,7 +31,7 @@ pub(crate) struct Process {
     phase: Phase,
     /// It never came to run what it was meant to.
     failed: bool,
-    stdin: Option<Input>,
+    stdin: Option<Feed>,
     outputs: [Output; 2],
     /// Output bytes that may still be passed on.
     budget: u64,
@@ -49,7 +49,7 @@ enum Phase {
     Running,
 }
 
-struct Input {
+struct Feed {
     stream: u32,
     pipe: Option<OwnedFd>,
     waiting: Vec<u8>,
@@ -77,7 +77,12 @@ pub(crate) enum Wake {
 impl Process {
     /// Forks a process and confines it; before it executes anything it waits at the gate, or else for
     /// [`Process::proceed`].
-    pub(crate) fn spawn(exec: &Exec, confinement: &Confinement, gate: Option<Gate>) -> Result<Process, Step> {
+    pub(crate) fn spawn(
+        exec: &Exec,
+        confinement: &Confinement,
+        gate: Option<Gate>,
+        attached: &mut Attached,
+    ) -> Result<Process, Step> {
         let pipes = || pipe_with(PipeFlags::CLOEXEC).map_err(io::Error::from).map_err(step("pipe"));
         let (out_read, out_write) = pipes()?;
         let (err_read, err_write) = pipes()?;
@@ -87,9 +92,15 @@ impl Process {
             None => pipes().map(|(read, write)| (None, Vec::new(), read, Some(write)))?,
         };
         words.push(HELD);
+        let missing = |what| Step { name: what, error: io::Error::from_raw_os_error(libc::ENOENT) };
+        let program = match exec.program {
+            Executable::Named => None,
+            Executable::Attached => Some(attached.program.take().ok_or(missing("attached program"))?),
+        };
         let (in_read, in_write) = match exec.stdin {
-            Some(_) => pipes().map(|(read, write)| (read, Some(write)))?,
-            None => {
+            Input::Stream(_) => pipes().map(|(read, write)| (read, Some(write)))?,
+            Input::Line => (attached.line.take().ok_or(missing("attached line"))?, None),
+            Input::Nothing => {
                 let null = rustix::fs::open("/dev/null", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty());
                 (null.map_err(|e| Step { name: "open /dev/null", error: e.into() })?, None)
             }
@@ -103,7 +114,8 @@ impl Process {
                 words: &words,
                 wait: hold_read.as_fd(),
             };
-            let failed = child(exec, confinement, stdio, &mut report, hold);
+            let program = program.as_ref().map(AsFd::as_fd);
+            let failed = child(exec, program, confinement, stdio, &mut report, hold);
             let errno = failed.error.raw_os_error().unwrap_or(libc::EIO);
             let mut words = errno.to_le_bytes().to_vec();
             words.extend(failed.name.as_bytes());
@@ -130,13 +142,16 @@ impl Process {
             id: exec.id,
             pid,
             phase: Phase::Preparing { report: report_read, hold: hold_write, held: false },
-            stdin: exec.stdin.zip(in_write).map(|(stream, pipe)| Input {
-                stream,
-                pipe: Some(pipe),
-                waiting: Vec::new(),
-                ended: false,
-                window: ReceiveWindow::default(),
-            }),
+            stdin: match (exec.stdin, in_write) {
+                (Input::Stream(stream), Some(pipe)) => Some(Feed {
+                    stream,
+                    pipe: Some(pipe),
+                    waiting: Vec::new(),
+                    ended: false,
+                    window: ReceiveWindow::default(),
+                }),
+                _ => None,
+            },
             outputs: [output(exec.stdout, out_read), output(exec.stderr, err_read)],
             budget: exec.max_output,
             failed: false,
@@ -366,6 +381,7 @@ struct Hold<'a> {
 /// The child's side. Returns only with the step that failed; `report` is then where it can be told.
 fn child(
     exec: &Exec,
+    program: Option<BorrowedFd<'_>>,
     confinement: &Confinement,
     stdio: [BorrowedFd<'_>; 3],
     report: &mut BorrowedFd<'_>,
@@ -382,9 +398,20 @@ fn child(
             sys::move_fd(fd, target).map_err(step("standard streams"))?;
         }
         // Nothing of the guest stays open here, least of all its channel.
-        let [moved, tell, wait] =
-            sys::only_these([*report, hold.tell, hold.wait]).map_err(step("close descriptors"))?;
-        *report = moved;
+        let close = step("close descriptors");
+        let (tell, wait, program) = match program {
+            None => {
+                let [moved, tell, wait] = sys::only_these([*report, hold.tell, hold.wait]).map_err(close)?;
+                *report = moved;
+                (tell, wait, None)
+            }
+            Some(program) => {
+                let kept = [*report, hold.tell, hold.wait, program];
+                let [moved, tell, wait, program] = sys::only_these(kept).map_err(close)?;
+                *report = moved;
+                (tell, wait, Some(program))
+            }
+        };
         #[cfg(feature = "weaken")]
         crate::weaken::leave_a_descriptor().map_err(step("close descriptors"))?;
         let strings = exec_strings(exec).map_err(step("arguments"))?;
@@ -396,12 +423,15 @@ fn child(
         rustix::io::write(tell, hold.words).map_err(|e| Step { name: "report", error: e.into() })?;
         sys::close_early(tell);
         match rustix::io::read(wait, &mut [0; 1]) {
-            Ok(1) => Ok(strings),
+            Ok(1) => Ok((strings, program)),
             _ => Err(Step { name: "hold", error: io::Error::from_raw_os_error(libc::ECANCELED) }),
         }
     })();
     match prepared {
-        Ok((candidates, argv, env)) => {
+        Ok(((_, argv, env), Some(program))) => {
+            Step { name: "exec", error: sys::exec_descriptor(program, &argv, &env) }
+        }
+        Ok(((candidates, argv, env), None)) => {
             // As execvp does: a candidate that may not be executed is remembered, but the search goes on.
             let mut error = io::Error::from_raw_os_error(libc::ENOENT);
             for candidate in candidates {

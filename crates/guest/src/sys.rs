@@ -3,6 +3,7 @@
 
 use alloc::ffi::CString;
 use alloc::vec::Vec;
+use core::ffi::CStr;
 use core::mem::MaybeUninit;
 use core::ptr::null;
 
@@ -16,12 +17,12 @@ use rustix::io::Errno;
 pub(crate) use casemate_bare::exit_now;
 pub(crate) use casemate_bare::process::{child_events, drain_events, install_filter, kill, prctl};
 
-/// The channel to the engine, which the launcher puts at 3.
-pub(crate) fn inherited_channel() -> io::Result<OwnedFd> {
+/// A descriptor that whoever started this process put at `number`. It closes at exec.
+pub(crate) fn inherited(number: RawFd) -> io::Result<OwnedFd> {
     // SAFETY: F_SETFD takes integers; it fails if the descriptor is not open.
-    unsafe { call(libc::SYS_fcntl, [3, libc::F_SETFD as usize, libc::FD_CLOEXEC as usize]) }?;
+    unsafe { call(libc::SYS_fcntl, [number as usize, libc::F_SETFD as usize, libc::FD_CLOEXEC as usize]) }?;
     // SAFETY: it is open (checked just now) and nothing else in this new process owns it.
-    Ok(unsafe { OwnedFd::from_raw_fd(3) })
+    Ok(unsafe { OwnedFd::from_raw_fd(number) })
 }
 
 /// Forks this single-threaded process. `None` in the child, which goes first if both are on the same processor: somebody
@@ -154,12 +155,12 @@ pub(crate) fn duplicate_stdin() -> io::Result<()> {
     Ok(())
 }
 
-/// Closes everything beyond the standard streams but these, which move to 3, 4 and 5 and close at exec.
-pub(crate) fn only_these(kept: [BorrowedFd<'_>; 3]) -> io::Result<[BorrowedFd<'static>; 3]> {
+/// Closes everything beyond the standard streams but these, which move to 3, 4 and so on, and close at exec.
+pub(crate) fn only_these<const N: usize>(kept: [BorrowedFd<'_>; N]) -> io::Result<[BorrowedFd<'static>; N]> {
     // First out of the way of each other, and of what the guest has at these numbers.
-    let mut aside = [0; 3];
+    let mut aside = [0; N];
     for (aside, fd) in aside.iter_mut().zip(kept) {
-        let arguments = [fd.as_raw_fd() as usize, libc::F_DUPFD_CLOEXEC as usize, 6];
+        let arguments = [fd.as_raw_fd() as usize, libc::F_DUPFD_CLOEXEC as usize, 3 + N];
         // SAFETY: takes integers; the number that it returns is used by nothing else.
         *aside = unsafe { call(libc::SYS_fcntl, arguments) }?;
     }
@@ -167,10 +168,10 @@ pub(crate) fn only_these(kept: [BorrowedFd<'_>; 3]) -> io::Result<[BorrowedFd<'s
         // SAFETY: this forked child gives up everything of the guest's, which is what has these numbers.
         unsafe { call(libc::SYS_dup3, [aside, target, libc::O_CLOEXEC as usize]) }?;
     }
-    // SAFETY: nothing that this child still uses is above 5.
-    unsafe { call(libc::SYS_close_range, [6, u32::MAX as usize, 0]) }?;
+    // SAFETY: nothing that this child still uses is above them.
+    unsafe { call(libc::SYS_close_range, [3 + N, u32::MAX as usize, 0]) }?;
     // SAFETY: all were opened just now and stay open until exec or exit, but for `close_early`.
-    Ok(unsafe { [BorrowedFd::borrow_raw(3), BorrowedFd::borrow_raw(4), BorrowedFd::borrow_raw(5)] })
+    Ok(core::array::from_fn(|index| unsafe { BorrowedFd::borrow_raw(3 + index as RawFd) }))
 }
 
 /// Closes a descriptor of [`only_these`] that is not used any more.
@@ -181,13 +182,23 @@ pub(crate) fn close_early(fd: BorrowedFd<'_>) {
 
 /// Returns only if that fails.
 pub(crate) fn exec(program: &CString, argv: &[CString], env: &[CString]) -> io::Error {
+    exec_at(libc::AT_FDCWD, program, argv, env, 0)
+}
+
+/// Executes what a descriptor stands for. Returns only if that fails.
+pub(crate) fn exec_descriptor(program: BorrowedFd<'_>, argv: &[CString], env: &[CString]) -> io::Error {
+    exec_at(program.as_raw_fd(), c"", argv, env, libc::AT_EMPTY_PATH)
+}
+
+fn exec_at(directory: RawFd, path: &CStr, argv: &[CString], env: &[CString], flags: i32) -> io::Error {
     let pointers = |strings: &[CString]| -> Vec<*const libc::c_char> {
         strings.iter().map(|s| s.as_ptr()).chain([null()]).collect()
     };
     let (argv, env) = (pointers(argv), pointers(env));
-    let arguments = [program.as_ptr() as usize, argv.as_ptr() as usize, env.as_ptr() as usize];
+    let (path, argv, env) = (path.as_ptr() as usize, argv.as_ptr() as usize, env.as_ptr() as usize);
+    let arguments = [directory as usize, path, argv, env, flags as usize];
     // SAFETY: null-terminated arrays of NUL-terminated strings that live until the call.
-    match unsafe { call(libc::SYS_execve, arguments) } {
+    match unsafe { call(libc::SYS_execveat, arguments) } {
         Err(error) => error.into(),
         Ok(_) => io::Error::other("exec returned"),
     }

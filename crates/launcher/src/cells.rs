@@ -118,6 +118,13 @@ struct Parts {
     ops: Vec<Op>,
 }
 
+/// The descriptors that came with a request for a cell.
+struct Given<'a> {
+    channel: BorrowedFd<'a>,
+    image: Option<BorrowedFd<'a>>,
+    attached: &'a [OwnedFd],
+}
+
 struct Started {
     pid: i32,
     pidfd: OwnedFd,
@@ -172,9 +179,9 @@ impl Cells {
         if self.live.contains_key(&id) {
             return Err(Failure::new("check request", "this cell exists already"));
         }
-        let (channel, image) = self.check(spec, fds)?;
+        let Given { channel, image, attached } = self.check(spec, fds)?;
         let parts = self.gather(spec, image)?;
-        let started = self.start(&parts, channel);
+        let started = self.start(&parts, channel, attached);
         // From here on these namespaces are the cell's, and go when it does. Without root there is no way back out of them; then
         // they go when we move on to the next.
         self.ahead.namespaces = false;
@@ -218,8 +225,9 @@ impl Cells {
     fn gather(&mut self, spec: &CellSpec, image: Option<BorrowedFd<'_>>) -> Result<Parts, Failure> {
         let image = match (&spec.wall, image) {
             (Wall::Process, _) => None,
-            (Wall::Container { .. }, None) => Some(self.images.host()),
             (Wall::Container { .. }, Some(fd)) => Some(self.images.directory(fd)),
+            (Wall::Container { image: Image::Empty, .. }, None) => Some(self.images.empty()),
+            (Wall::Container { .. }, None) => Some(self.images.host()),
         };
         let image = image.transpose().map_err(Failure::at("prepare image"))?;
         self.build_ahead().map_err(Failure::at("make namespaces"))?;
@@ -305,11 +313,7 @@ impl Cells {
     }
 
     /// A spec comes from a process that may have been taken over: every number is checked here.
-    fn check<'a>(
-        &self,
-        spec: &CellSpec,
-        fds: &'a [OwnedFd],
-    ) -> Result<(BorrowedFd<'a>, Option<BorrowedFd<'a>>), Failure> {
+    fn check<'a>(&self, spec: &CellSpec, fds: &'a [OwnedFd]) -> Result<Given<'a>, Failure> {
         let bad = |message: &str| Err(Failure::new("check request", message));
         match (self.mode, &spec.wall) {
             (LauncherMode::Container, Wall::Container { .. }) | (LauncherMode::Process, Wall::Process) => {}
@@ -325,19 +329,26 @@ impl Cells {
         if let Wall::Container { disk_bytes: 0, .. } | Wall::Container { inodes: 0, .. } = spec.wall {
             return bad("a cell without room");
         }
-        match (&spec.wall, fds) {
-            (Wall::Process | Wall::Container { image: Image::Host, .. }, [channel]) => {
-                Ok((channel.as_fd(), None))
+        let (channel, image, attached) = match (&spec.wall, fds) {
+            (Wall::Container { image: Image::Directory, .. }, [channel, image, attached @ ..]) => {
+                (channel, Some(image.as_fd()), attached)
             }
-            (Wall::Container { image: Image::Directory, .. }, [channel, image]) => {
-                Ok((channel.as_fd(), Some(image.as_fd())))
-            }
-            _ => bad("wrong number of descriptors"),
+            (_, [channel, attached @ ..]) => (channel, None, attached),
+            (_, []) => return bad("a cell without a channel"),
+        };
+        if attached.len() != spec.attached.count() {
+            return bad("wrong number of descriptors");
         }
+        Ok(Given { channel: channel.as_fd(), image, attached })
     }
 
     /// Makes the process, which waits for [`go_ahead`].
-    fn start(&self, parts: &Parts, channel: BorrowedFd<'_>) -> Result<Started, Failure> {
+    fn start(
+        &self,
+        parts: &Parts,
+        channel: BorrowedFd<'_>,
+        attached: &[OwnedFd],
+    ) -> Result<Started, Failure> {
         let pipes = || pipe_with(PipeFlags::CLOEXEC).map_err(io::Error::from).map_err(Failure::at("pipe"));
         let (go_read, go_write) = pipes()?;
         let (report_read, report_write) = pipes()?;
@@ -351,7 +362,7 @@ impl Cells {
             Cloned::Child => {
                 drop((go_write, report_read, release_write));
                 let (go, report, release) = (go_read, report_write, release_read);
-                let site = Site { scratch, group: &parts.group, channel, go, report, release };
+                let site = Site { scratch, group: &parts.group, channel, attached, go, report, release };
                 interpret::build(&parts.ops, site)
             }
             Cloned::Parent { pid, pidfd } => {

@@ -71,6 +71,7 @@ pub(crate) struct Images {
     /// Where they are made; none if namespaces cannot be made here.
     home: Option<Home>,
     host: Option<Template>,
+    empty: Option<Template>,
     /// With a number that tells which was made first.
     directories: BTreeMap<Key, (u64, Template)>,
     made: u64,
@@ -78,12 +79,12 @@ pub(crate) struct Images {
 
 impl Images {
     pub(crate) fn new(home: Option<Home>) -> Images {
-        Images { home, host: None, directories: BTreeMap::new(), made: 0 }
+        Images { home, host: None, empty: None, directories: BTreeMap::new(), made: 0 }
     }
 
     /// Lets go of what was prepared. Whoever needs it again prepares it again.
     pub(crate) fn forget(&mut self) {
-        self.host = None;
+        (self.host, self.empty) = (None, None);
         self.directories.clear();
     }
 
@@ -117,6 +118,16 @@ impl Images {
             finish(tree.as_fd())
         })?;
         self.host = Some(template.clone());
+        Ok(template)
+    }
+
+    /// The prepared image that has nothing in it.
+    pub(crate) fn empty(&mut self) -> io::Result<Template> {
+        if let Some(template) = &self.empty {
+            return Ok(template.clone());
+        }
+        let template = self.home()?.template(|| finish(skeleton()?.as_fd()))?;
+        self.empty = Some(template.clone());
         Ok(template)
     }
 

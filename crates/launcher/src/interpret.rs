@@ -6,7 +6,7 @@ use alloc::vec;
 use alloc::vec::Vec;
 
 use casemate_bare::{Moment, io};
-use casemate_guest::Gate;
+use casemate_guest::{FIRST_ATTACHED, Gate};
 use casemate_wire::launch::block_start;
 use rustix::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use rustix::fs::{CWD, Mode, OFlags};
@@ -22,6 +22,8 @@ pub(crate) struct Site<'a> {
     pub(crate) scratch: Option<BorrowedFd<'a>>,
     pub(crate) group: &'a Group,
     pub(crate) channel: BorrowedFd<'a>,
+    /// What the guest has for its first payload.
+    pub(crate) attached: &'a [OwnedFd],
     /// Readable once the launcher has done its part; closed without a byte if it could not.
     pub(crate) go: OwnedFd,
     /// Where the outcome goes. The guest's first payload writes the end of it.
@@ -41,7 +43,7 @@ pub(crate) fn build(ops: &[Op], mut site: Site<'_>) -> ! {
     for (index, &op) in ops.iter().enumerate() {
         if op == Op::BecomeGuest {
             let gate = Gate { held: site.report, words: timings, release: site.release };
-            casemate_guest::run(Some(gate))
+            casemate_guest::run(Some(gate), site.attached.len())
         }
         if let Err(error) = perform(op, &mut site) {
             let mut report = vec![FAILURE, index as u8];
@@ -118,9 +120,15 @@ fn perform(op: Op, site: &mut Site<'_>) -> io::Result<()> {
             sys::move_fd(site.channel.as_raw_fd(), 3)?;
             sys::move_fd(site.report.as_raw_fd(), 4)?;
             sys::move_fd(site.release.as_raw_fd(), 5)?;
-            let (report, release) = sys::close_from_six()?;
+            // These could be: first out of each other's way.
+            let aside = |fd: &OwnedFd| Ok(rustix::io::fcntl_dupfd_cloexec(fd, FIRST_ATTACHED + 8)?);
+            let attached = site.attached.iter().map(aside).collect::<io::Result<Vec<_>>>()?;
+            for (fd, target) in attached.iter().zip(FIRST_ATTACHED..) {
+                sys::move_fd(fd.as_raw_fd(), target)?;
+            }
+            let (report, release) = sys::close_all_from(FIRST_ATTACHED as usize + site.attached.len())?;
             // What they stood for is closed already.
-            core::mem::forget(null);
+            core::mem::forget((null, attached));
             core::mem::forget(core::mem::replace(&mut site.report, report));
             core::mem::forget(core::mem::replace(&mut site.release, release));
             Ok(())

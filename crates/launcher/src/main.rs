@@ -37,7 +37,8 @@ use core::time::Duration;
 use casemate_bare::{Moment, files, io};
 use casemate_wire::PROTOCOL_VERSION;
 use casemate_wire::launch::{
-    Ahead, Answer, CellId, Hello, Image, MAX_REQUEST, Op, Privilege, Request, Serves, covers_blocks,
+    Ahead, Answer, CellId, Hello, Image, MAX_DESCRIPTORS, MAX_REQUEST, Op, Privilege, Request, Serves,
+    covers_blocks,
 };
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -326,7 +327,7 @@ fn receive_start(control: BorrowedFd<'_>, mode: Mode) -> io::Result<Option<(Owne
 /// The next request with its descriptors; `None` when the engine is gone.
 fn receive(control: BorrowedFd<'_>) -> io::Result<Option<(Request, Vec<OwnedFd>)>> {
     let mut buffer = [0; MAX_REQUEST];
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
     let mut control_data = RecvAncillaryBuffer::new(&mut space);
     let mut parts = [IoSliceMut::new(&mut buffer)];
     let received = recvmsg(control, &mut parts, &mut control_data, RecvFlags::CMSG_CLOEXEC)?;

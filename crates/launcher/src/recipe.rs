@@ -50,7 +50,8 @@ pub(crate) enum Op {
     NoNewPrivileges,
     /// The filter under which the guest and everything below it lives.
     Filter(Program),
-    /// 0–2 on /dev/null, 3 the channel, and until the first payload runs 4 and 5, the ends of its gate. Nothing else.
+    /// 0–2 on /dev/null, 3 the channel, and until the first payload runs 4 and 5, the ends of its gate, and what is attached
+    /// for it. Nothing else.
     OnlyTheChannel,
     /// The child calls the guest. It does not execute another program for it: that would cost as much as the rest of
     /// the launch, and there is nothing in this process's memory that a cell must not have.
@@ -212,10 +213,18 @@ impl Op {
 mod tests {
     use super::*;
     use casemate_filter::Ptrace;
-    use casemate_wire::launch::Image;
+    use casemate_wire::launch::{Attached, Image};
 
     fn spec(wall: Wall, id_block: Option<u16>) -> CellSpec {
-        CellSpec { wall, id_block, memory_bytes: None, pids: None, cpus: None, disk_io: None }
+        CellSpec {
+            wall,
+            id_block,
+            memory_bytes: None,
+            pids: None,
+            cpus: None,
+            disk_io: None,
+            attached: Attached::Nothing,
+        }
     }
 
     fn container() -> Wall {

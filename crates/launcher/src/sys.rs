@@ -259,12 +259,12 @@ pub(crate) fn move_fd(source: RawFd, target: RawFd) -> io::Result<()> {
     Ok(())
 }
 
-/// Closes every descriptor from 6 on, and takes over 4 and 5, which were put there just before.
+/// Closes every descriptor from `first` on, and takes over 4 and 5, which were put there just before.
 ///
 /// For a child that never returns: whatever its copy of the launcher's memory believes to own is gone.
-pub(crate) fn close_from_six() -> io::Result<(OwnedFd, OwnedFd)> {
+pub(crate) fn close_all_from(first: usize) -> io::Result<(OwnedFd, OwnedFd)> {
     // SAFETY: the caller gives up all of them; nothing of this process is dropped any more, so nothing is closed twice.
-    unsafe { call(libc::SYS_close_range, [6, u32::MAX as usize, 0]) }?;
+    unsafe { call(libc::SYS_close_range, [first, u32::MAX as usize, 0]) }?;
     // SAFETY: both are open and owned by nothing else, see above.
     let (four, five) = unsafe { (OwnedFd::from_raw_fd(4), OwnedFd::from_raw_fd(5)) };
     for file in [&four, &five] {

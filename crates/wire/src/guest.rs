@@ -9,6 +9,7 @@ pub use casemate_filter::{Ids, Network, Program, Ptrace};
 use serde::{Deserialize, Serialize};
 
 use crate::Malformed;
+use crate::worker::{ModuleId, Stop, World};
 
 /// Identifies one exec or one file transfer within a cell.
 pub type Id = u32;
@@ -81,6 +82,21 @@ pub enum ToHost {
         step: String,
         errno: i32,
     },
+    /// A WASM worker has code, of this kind (or why it cannot be called), which wants these imports.
+    Loaded {
+        module: ModuleId,
+        world: Result<World, String>,
+        imports: Vec<String>,
+    },
+    LoadFailed {
+        module: ModuleId,
+        why: String,
+    },
+    /// A call could not begin.
+    CallFailed {
+        call: Id,
+        why: String,
+    },
 }
 
 /// How the guest confines what it starts: the `process` wall's parameters.
@@ -147,16 +163,34 @@ pub enum Presence {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Exec {
     pub id: Id,
-    /// `argv[0]` is looked up in `PATH` unless it contains a slash.
+    pub program: Executable,
     pub argv: Vec<String>,
     pub env: Vec<(String, String)>,
     pub cwd: String,
-    /// Stream of standard input; `None` is `/dev/null`.
-    pub stdin: Option<u32>,
+    pub stdin: Input,
     pub stdout: u32,
     pub stderr: u32,
     /// Bytes of output (both streams together) after which the rest is read and dropped.
     pub max_output: u64,
+}
+
+/// What is executed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Executable {
+    /// `argv[0]`, which is looked up in `PATH` unless it contains a slash.
+    Named,
+    /// The one that came with the cell.
+    Attached,
+}
+
+/// What a payload reads as standard input.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Input {
+    /// `/dev/null`
+    Nothing,
+    Stream(u32),
+    /// The socket that came with the cell.
+    Line,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -168,7 +202,10 @@ pub enum Entry {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum WaitStatus {
     Exited(u8),
+    /// For a WASM instance, the signal that a native program would have got for what it trapped on.
     Signaled(u8),
+    /// By a WASM worker, at a limit of its own.
+    Stopped(Stop),
 }
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]

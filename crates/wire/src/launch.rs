@@ -57,8 +57,9 @@ pub enum Op {
     Serve { wall: Serves, ahead: Ahead },
     /// Then, exactly once: who it works for. Descriptors: locks to hold for them. Answered with the hello.
     Start { run: RunId, generation: u32 },
-    /// Build a cell. Descriptors: the guest's end of the channel, then the image directory if `Image::Directory`. Answered
-    /// when its first payload runs, which takes [`Op::Proceed`] too, or when that has become impossible.
+    /// Build a cell. Descriptors: the guest's end of the channel, the image directory if `Image::Directory`, then what
+    /// [`Attached`] says. Answered when its first payload runs, which takes [`Op::Proceed`] too, or when that has become
+    /// impossible.
     Launch(CellSpec),
     /// Let the first payload of a cell go, once it waits and looks as it must from outside. Not answered: the answer to the
     /// launch tells.
@@ -132,7 +133,32 @@ pub struct CellSpec {
     pub cpus: Option<u32>,
     /// Bytes per second, read and written each, on the device that holds the image.
     pub disk_io: Option<u64>,
+    pub attached: Attached,
 }
+
+/// Descriptors that the cell's guest has for its first payload.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Attached {
+    Nothing,
+    /// A program, so that there need be none in the image.
+    Program,
+    /// A program, and a socket that becomes its standard input.
+    ProgramAndLine,
+}
+
+impl Attached {
+    /// How many descriptors that is.
+    pub fn count(self) -> usize {
+        match self {
+            Attached::Nothing => 0,
+            Attached::Program => 1,
+            Attached::ProgramAndLine => 2,
+        }
+    }
+}
+
+/// The most descriptors that come with a request.
+pub const MAX_DESCRIPTORS: usize = 4;
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Wall {
@@ -146,6 +172,8 @@ pub enum Image {
     Host,
     /// The directory passed as second descriptor.
     Directory,
+    /// No file at all, besides `/dev`, `/proc` and the places to write to.
+    Empty,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

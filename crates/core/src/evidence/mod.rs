@@ -56,7 +56,7 @@ pub fn unhex(text: &str) -> Option<[u8; 32]> {
     Some(bytes)
 }
 
-fn sha256(bytes: &[u8]) -> [u8; 32] {
+pub(crate) fn sha256(bytes: &[u8]) -> [u8; 32] {
     use sha2::Digest;
     sha2::Sha256::digest(bytes).into()
 }

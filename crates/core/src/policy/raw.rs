@@ -7,7 +7,7 @@ use serde::Deserialize;
 use thiserror::Error;
 use toml::Spanned;
 
-use super::{AnyOf, Durability, Policy, Rules};
+use super::{AnyOf, Durability, Policy, Rules, Sharing};
 use crate::limits::{LimitKind, Limits, LimitsDraft, check_disk_below_memory};
 use crate::request::{Invalid, Kind, Risk, check_name};
 use crate::stack::{Stack, Weakness};
@@ -32,6 +32,7 @@ struct RawPolicy {
     defaults: RawLimits,
     caps: RawLimits,
     evidence: RawEvidence,
+    wasm: RawWasm,
     tenants: BTreeMap<Spanned<String>, RawTenant>,
 }
 
@@ -82,6 +83,12 @@ struct RawLimits {
 #[serde(deny_unknown_fields, default)]
 struct RawEvidence {
     durability: Option<Spanned<String>>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct RawWasm {
+    sharing: Option<Spanned<String>>,
 }
 
 #[derive(Deserialize)]
@@ -147,6 +154,9 @@ impl TryFrom<RawPolicy> for Policy {
         }
         if let Some(durability) = raw.evidence.durability {
             policy.durability = at(durability, |text| text.parse::<Durability>())?;
+        }
+        if let Some(sharing) = raw.wasm.sharing {
+            policy.sharing = at(sharing, |text| text.parse::<Sharing>())?;
         }
         for (tenant, raw) in raw.tenants {
             let mut rules = Rules::default();

@@ -3,8 +3,8 @@
 use std::collections::BTreeSet;
 
 use super::{
-    CodeSource, GuestPath, ImageRef, Invalid, MAX_ARG_BYTES, MAX_ARGS_TOTAL_BYTES, MAX_ENV_VARS, MAX_FILES,
-    MAX_GRANTS, MAX_SOURCE_BYTES, MAX_TAGS, Workload,
+    Capability, CodeSource, GuestPath, ImageRef, Invalid, MAX_ARG_BYTES, MAX_ARGS_TOTAL_BYTES,
+    MAX_COMPONENT_BYTES, MAX_ENV_VARS, MAX_FILES, MAX_GRANTS, MAX_SOURCE_BYTES, MAX_TAGS, Workload,
 };
 use crate::words::quote;
 
@@ -39,6 +39,33 @@ pub(super) fn workload(workload: &Workload) -> Result<(), Invalid> {
             code(source)?;
             args.iter().try_for_each(|arg| argument(arg))
         }
+        Workload::Component { args, .. } => args.iter().try_for_each(|arg| argument(arg)),
+    }
+}
+
+pub(super) fn component(name: &str, bytes: &[u8]) -> Result<(), Invalid> {
+    if bytes.len() > MAX_COMPONENT_BYTES {
+        return Err(Invalid::new(
+            format!("{} has {} bytes", quote(name), bytes.len()),
+            format!("a component has at most {MAX_COMPONENT_BYTES} bytes"),
+        ));
+    }
+    if !bytes.starts_with(b"\0asm") {
+        return Err(Invalid::new(
+            format!("{} is not WASM", quote(name)),
+            "give a component (or a module for WASI preview 1) in its binary form; `wasm-tools parse` makes one of text",
+        ));
+    }
+    Ok(())
+}
+
+pub(super) fn capabilities(workload: &Workload, capabilities: &[Capability]) -> Result<(), Invalid> {
+    match (workload, capabilities) {
+        (Workload::Component { .. }, _) | (_, []) => Ok(()),
+        (_, [capability, ..]) => Err(Invalid::new(
+            format!("{capability} can only be granted to a WASM component"),
+            "drop --grant: programs and interpreters have it anyway",
+        )),
     }
 }
 
@@ -131,7 +158,9 @@ pub(super) fn argument_total(workload: &Workload, env: &[(String, String)]) -> R
     let (inline, args) = match workload {
         Workload::Command { argv } => (0, argv),
         Workload::Code { source: CodeSource::Inline(code), args, .. } => (charge(code.len()), args),
-        Workload::Code { source: CodeSource::File { .. }, args, .. } => (0, args),
+        Workload::Code { source: CodeSource::File { .. }, args, .. } | Workload::Component { args, .. } => {
+            (0, args)
+        }
     };
     let args: usize = args.iter().map(|arg| charge(arg.len())).sum();
     let env: usize = env.iter().map(|(name, value)| charge(name.len() + 1 + value.len())).sum();

@@ -147,7 +147,11 @@ fn runs(workload: &Workload, profile: &Profile) -> Result<(), Obstacle> {
         Workload::Code { language, .. } if !profile.clauses().languages.contains(language) => {
             unsupported(format!("cannot run {language}"), "use another language or another stack")
         }
-        Workload::Command { .. } | Workload::Code { .. } => Ok(()),
+        Workload::Component { .. } if profile.clauses().components == Support::No => unsupported(
+            "cannot run WASM components",
+            "use a stack that ends in +wasm, such as container+wasm",
+        ),
+        Workload::Command { .. } | Workload::Code { .. } | Workload::Component { .. } => Ok(()),
     }
 }
 

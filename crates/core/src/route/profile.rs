@@ -53,6 +53,8 @@ pub struct Clauses {
     /// Native programs of the image, by argv.
     pub commands: Support,
     pub languages: BTreeSet<Language>,
+    /// WASM components and modules.
+    pub components: Support,
     pub needs: BTreeSet<Need>,
     pub images: BTreeSet<ImageKind>,
     pub cwd: Support,

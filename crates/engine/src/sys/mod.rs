@@ -22,9 +22,18 @@ use rustix::rand::{GetRandomFlags, getrandom};
 
 /// Puts a program into memory that nobody can write to any more, not even its own process (CVE-2019-5736).
 pub(crate) fn sealed_program(name: &str, bytes: &[u8]) -> io::Result<OwnedFd> {
+    sealed(name, bytes, MemfdFlags::EXEC)
+}
+
+/// Likewise, for what is not a program. It may be mapped to be executed all the same.
+pub(crate) fn sealed_file(name: &str, bytes: &[u8]) -> io::Result<OwnedFd> {
+    sealed(name, bytes, MemfdFlags::EXEC)
+}
+
+fn sealed(name: &str, bytes: &[u8], kind: MemfdFlags) -> io::Result<OwnedFd> {
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     // Kernels with vm.memfd_noexec want to be asked; older ones do not know the flag.
-    let fd = memfd_create(name, flags | MemfdFlags::EXEC).or_else(|_| memfd_create(name, flags))?;
+    let fd = memfd_create(name, flags | kind).or_else(|_| memfd_create(name, flags))?;
     let mut file = File::from(fd);
     file.write_all(bytes)?;
     let fd = OwnedFd::from(file);
@@ -67,11 +76,33 @@ pub(crate) fn watch_fd(fd: OwnedFd, interest: Interest) -> io::Result<AsyncFd<Ow
     unsafe { AsyncFd::register_with_interest(fd, interest) }.map_err(io::Error::from)
 }
 
+/// Sends the beginning of `bytes`, with a descriptor perhaps. Does not wait for room.
+pub(crate) fn send_some(
+    socket: BorrowedFd<'_>,
+    bytes: &[u8],
+    descriptor: Option<BorrowedFd<'_>>,
+) -> io::Result<usize> {
+    loop {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        let descriptors = descriptor.as_slice();
+        if !descriptors.is_empty() {
+            control.push(SendAncillaryMessage::ScmRights(descriptors));
+        }
+        let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+        match sendmsg(socket, &[IoSlice::new(bytes)], &mut control, flags) {
+            Err(Errno::INTR) => {}
+            sent => return Ok(sent?),
+        }
+    }
+}
+
 /// Sends one packet with descriptors. Hundreds fit into the socket; should it be full, its reader is busy for a moment.
 pub(crate) fn send_packet(socket: BorrowedFd<'_>, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
     let a_moment = Timespec { tv_sec: 2, tv_nsec: 0 };
     loop {
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
+        let mut space =
+            [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(casemate_wire::launch::MAX_DESCRIPTORS))];
         let mut control = SendAncillaryBuffer::new(&mut space);
         if !fds.is_empty() && !control.push(SendAncillaryMessage::ScmRights(fds)) {
             return Err(io::Error::from(io::ErrorKind::InvalidInput));

@@ -10,34 +10,42 @@ use casemate_core::request::Need;
 use casemate_wire::guest::{Access, LandlockRule, Presence, Ptrace, Rlimits};
 use casemate_wire::launch::{CellSpec, Cgroups, Counters, Wall};
 
-use crate::guest::Channel;
+use crate::guest::GuestChannel;
 use crate::launcher::{Kept, Launcher, LauncherError, Launching};
-use crate::wall::{Begun, Control, Later, WallError};
+use crate::wall::{Attachment, Begun, Control, Later, WallError};
 
 /// Asks `launcher` for a cell and opens the channel to its guest.
 pub(super) fn launch(
     launcher: &Launcher,
     spec: CellSpec,
     image: Option<BorrowedFd<'_>>,
+    program: Option<Attachment<'_>>,
     kept: Kept,
-) -> Result<(Channel, Box<dyn Control>), WallError> {
+) -> Result<(GuestChannel, Box<dyn Control>), WallError> {
     let (channel, theirs) =
         channel().map_err(|error| WallError(format!("cannot make a channel: {error}")))?;
     let mut fds = vec![theirs.as_fd()];
     fds.extend(image);
+    fds.extend(program.into_iter().flat_map(Attachment::descriptors));
     let launching = launcher.launch(spec, &fds, kept);
     Ok((channel, Box::new(launching)))
 }
 
 /// A channel, and the guest's end of it.
-fn channel() -> io::Result<(Channel, OwnedFd)> {
+fn channel() -> io::Result<(GuestChannel, OwnedFd)> {
     let (ours, theirs) = UnixStream::pair()?;
     ours.set_nonblocking(true)?;
-    Ok((Channel::new(ours.into())?, theirs.into()))
+    Ok((GuestChannel::new(ours.into())?, theirs.into()))
 }
 
 /// The limits that the cell's cgroups carry: those of the plan that this host can enforce.
-pub(super) fn spec(plan: &Plan, wall: Wall, cgroups: &Cgroups, id_block: Option<u16>) -> CellSpec {
+pub(super) fn spec(
+    plan: &Plan,
+    wall: Wall,
+    cgroups: &Cgroups,
+    id_block: Option<u16>,
+    program: Option<Attachment<'_>>,
+) -> CellSpec {
     let value = |kind, enforced: bool| plan.limits().get(kind).filter(|_| enforced).map(|bound| bound.value);
     let narrow = |value: Option<u64>| value.map(|value| u32::try_from(value).unwrap_or(u32::MAX));
     CellSpec {
@@ -47,6 +55,7 @@ pub(super) fn spec(plan: &Plan, wall: Wall, cgroups: &Cgroups, id_block: Option<
         pids: narrow(value(LimitKind::Pids, cgroups.pids)),
         cpus: narrow(value(LimitKind::Cpus, cgroups.cpu)),
         disk_io: value(LimitKind::DiskIo, cgroups.io),
+        attached: Attachment::kind(program),
     }
 }
 

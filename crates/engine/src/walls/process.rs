@@ -11,9 +11,10 @@ use casemate_wire::PROTOCOL_VERSION;
 use casemate_wire::guest::{Access, Config, Filter, Ids, Network, Presence};
 use casemate_wire::launch;
 
+use crate::guest::Channel;
 use crate::home::Home;
 use crate::launcher::{Keeper, Kept};
-use crate::wall::{Cell, Later, Places, Wall, WallError};
+use crate::wall::{Attachment, Cell, Job, Later, Places, Wall, WallError};
 use crate::walls::native::{self, rule};
 
 pub(crate) struct Process {
@@ -44,6 +45,25 @@ impl Wall for Process {
         plan: &'a Plan,
         _image: Option<BorrowedFd<'a>>,
     ) -> Later<'a, Result<Cell, WallError>> {
+        self.build(plan, &READABLE, None)
+    }
+
+    fn start_program<'a>(
+        &'a self,
+        plan: &'a Plan,
+        program: Attachment<'a>,
+    ) -> Later<'a, Result<Cell, WallError>> {
+        self.build(plan, &[], Some(program))
+    }
+}
+
+impl Process {
+    fn build<'a>(
+        &'a self,
+        plan: &'a Plan,
+        readable: &'static [&'static str],
+        program: Option<Attachment<'a>>,
+    ) -> Later<'a, Result<Cell, WallError>> {
         Box::pin(async move {
             let launcher = self.keeper.launcher().await?;
             let block = self.home.id_block().map_err(|e| WallError(format!("cannot assign ids: {e}")))?;
@@ -55,11 +75,11 @@ impl Wall for Process {
                 .map_err(|e| WallError(format!("cannot make a work directory: {e}")))?;
             let places = Places { work: scratch.part("work"), tmp: scratch.part("tmp") };
             let cgroups = &launcher.hello().cgroups;
-            let spec = native::spec(plan, launch::Wall::Process, cgroups, block_number);
+            let spec = native::spec(plan, launch::Wall::Process, cgroups, block_number, program);
             let (channel, control) =
-                native::launch(&launcher, spec, None, Kept { block, scratch: Some(scratch) })?;
+                native::launch(&launcher, spec, None, program, Kept { block, scratch: Some(scratch) })?;
             let mut landlock: Vec<_> =
-                READABLE.iter().map(|path| rule(*path, Access::ReadExecute, Presence::Optional)).collect();
+                readable.iter().map(|path| rule(*path, Access::ReadExecute, Presence::Optional)).collect();
             landlock.extend(
                 [&places.work, &places.tmp].map(|path| rule(path, Access::ReadWrite, Presence::Required)),
             );
@@ -75,7 +95,8 @@ impl Wall for Process {
                 landlock,
                 file_roots: vec![places.work.clone(), places.tmp.clone()],
             };
-            Ok(Cell { channel, config, places, control })
+            let job = Job::Program { config, attached: Attachment::kind(program) };
+            Ok(Cell { channel: Channel::Guest(channel), job, places, control })
         })
     }
 }

@@ -1,0 +1,333 @@
+//! The `wasm` wall: instances in a worker, which is the payload of a cell of the outer wall.
+//!
+//! A tenant has one worker per outer wall, and every call an instance of its own in there. What a worker cannot bound for one
+//! call among others (files, processor share) makes a call get a worker, and with it a cell, of its own.
+
+mod cache;
+mod compiler;
+mod grants;
+mod line;
+mod worker;
+
+use std::collections::HashMap;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+
+use casemate_core::evidence::hex;
+use casemate_core::limits::LimitKind;
+use casemate_core::plan::Plan;
+use casemate_core::policy::Sharing;
+use casemate_core::request::{CodeSource, Workload};
+use casemate_core::stack::{Stack, Wall as WallName};
+use casemate_wire::guest::Id;
+use casemate_wire::launch::Counters;
+use casemate_wire::worker::{self as wire, CallLimits, Files, Mode, ToWorker, World};
+use serde_json::{Value, json};
+
+use crate::agents::{Agents, COMPILER_DIGEST, WORKER_DIGEST};
+use crate::guest::{Channel, GuestChannel};
+use crate::recorder::Store;
+use crate::run::{STDERR, STDIN, STDOUT, Trouble};
+use crate::wall::{Begun, Cell, Control, Job, Later, Places, Wall, WallError};
+
+use cache::Cache;
+use compiler::{Compiler, Place};
+pub(crate) use line::CallChannel;
+use worker::{Module, Worker};
+
+/// Source code goes to a worker in pieces of this size.
+const PIECE: usize = 1 << 20;
+
+pub(crate) struct Wasm {
+    agents: Agents,
+    /// Our own programs, in memory that nobody can write to.
+    worker_program: OnceLock<OwnedFd>,
+    compiler_program: OnceLock<OwnedFd>,
+    compiler: Compiler,
+    workers: Mutex<HashMap<Whose, Arc<Worker>>>,
+    /// Held while a worker is being started, so that there are never two.
+    starting: tokio::sync::Mutex<()>,
+    store: Arc<Store>,
+    run: String,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+struct Whose {
+    tenant: String,
+    outer: WallName,
+}
+
+/// One call, from the plan to the worker.
+pub(crate) struct Call {
+    worker: Arc<Worker>,
+    module: Option<Module>,
+    /// The guest of a cell that only this call is in.
+    files: Option<GuestChannel>,
+}
+
+impl Wasm {
+    pub(crate) fn new(home: &Path, agents: Agents, store: Arc<Store>, run: String) -> Wasm {
+        Wasm {
+            compiler: Compiler::new(Cache::new(home, *COMPILER_DIGEST)),
+            agents,
+            worker_program: OnceLock::new(),
+            compiler_program: OnceLock::new(),
+            workers: Mutex::default(),
+            starting: tokio::sync::Mutex::default(),
+            store,
+            run,
+        }
+    }
+
+    /// A place in a worker for one call. Nothing of the request is in there yet.
+    pub(crate) async fn start(&self, plan: &Plan, outer: &dyn Wall) -> Result<Cell, WallError> {
+        if wants_its_own(plan) {
+            return self.start_own(plan, outer).await;
+        }
+        let worker = self.worker(plan, outer).await?;
+        let channel = worker.line().call();
+        let control = Box::new(SharedControl { channel: channel.remote() });
+        let job = Job::Call(Call { worker, module: None, files: None });
+        let places = Places { work: "/work".into(), tmp: "/tmp".into() };
+        Ok(Cell { channel: Channel::Call(channel), job, places, control })
+    }
+
+    /// Compiles what the plan wants to run, unless that was done before, and has the worker load it.
+    pub(crate) async fn prepare(
+        &self,
+        cell: &mut Cell,
+        plan: &Plan,
+        outer: &dyn Wall,
+    ) -> Result<(), Trouble> {
+        let Job::Call(call) = &mut cell.job else { return Ok(()) };
+        let Workload::Component { component, .. } = plan.workload() else {
+            return Err(Trouble::Failed("only components run here".into()));
+        };
+        let mode = mode(plan);
+        let module = call
+            .worker
+            .module((component.digest(), mode), async {
+                let stack = outer_stack(plan.stack());
+                let place = Place { wall: outer, stack: &stack, program: &|| self.compiler_program() };
+                self.compiler.code(plan.tenant(), component, mode, place).await
+            })
+            .await?;
+        grants::check(component.name(), &module, plan.capabilities()).map_err(Trouble::Refused)?;
+        call.module = Some(module);
+        Ok(())
+    }
+
+    /// Ends every worker.
+    pub(crate) async fn shutdown(&self) {
+        let workers = std::mem::take(&mut *self.workers());
+        for worker in workers.into_values() {
+            worker.end("the engine shuts down").await;
+        }
+    }
+
+    /// The worker that this plan's tenant has already, or a new one.
+    async fn worker(&self, plan: &Plan, outer: &dyn Wall) -> Result<Arc<Worker>, WallError> {
+        let whose = Whose { tenant: plan.tenant().to_owned(), outer: plan.stack().outermost() };
+        if let Some(worker) = self.living(&whose) {
+            return Ok(worker);
+        }
+        let _starting = self.starting.lock().await;
+        if let Some(worker) = self.living(&whose) {
+            return Ok(worker);
+        }
+        let dead = self.workers().remove(&whose);
+        if let Some(dead) = dead {
+            dead.end("it had died").await;
+        }
+        let program = self.worker_program()?;
+        let stack = outer_stack(plan.stack());
+        let shared =
+            worker::shared_plan(&stack, plan.tenant()).map_err(|refusal| WallError(refusal.reason))?;
+        let (line, cell, begun) = worker::launch(&shared, outer, program.as_fd()).await?;
+        let worker = Worker::shared(line, cell);
+        worker.open_record(&self.store, &self.run, describe(plan, &begun))?;
+        let worker = Arc::new(worker);
+        self.workers().insert(whose, worker.clone());
+        Ok(worker)
+    }
+
+    /// A worker, and a cell, that this call alone is in.
+    async fn start_own(&self, plan: &Plan, outer: &dyn Wall) -> Result<Cell, WallError> {
+        let program = self.worker_program()?;
+        let stack = outer_stack(plan.stack());
+        let own = worker::own_plan(&stack, plan).map_err(|refusal| WallError(refusal.reason))?;
+        let (line, cell, begun) = worker::launch(&own, outer, program.as_fd()).await?;
+        let observed = json!({
+            "worker_sha256": hex(WORKER_DIGEST), "posture": crate::evidence::posture(&begun.posture),
+        });
+        let Cell { channel, places, control, .. } = cell;
+        let Channel::Guest(files) = channel else {
+            return Err(WallError("the worker's cell has no guest".into()));
+        };
+        let worker = Arc::new(Worker::own(line, observed));
+        let channel = worker.line().call();
+        let job = Job::Call(Call { worker, module: None, files: Some(files) });
+        Ok(Cell { channel: Channel::Call(channel), job, places, control: Box::new(OwnControl(control)) })
+    }
+
+    fn living(&self, whose: &Whose) -> Option<Arc<Worker>> {
+        self.workers().get(whose).filter(|worker| worker.line().is_alive()).cloned()
+    }
+
+    fn workers(&self) -> std::sync::MutexGuard<'_, HashMap<Whose, Arc<Worker>>> {
+        self.workers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn worker_program(&self) -> Result<&OwnedFd, WallError> {
+        made_once(&self.worker_program, || self.agents.worker())
+    }
+
+    fn compiler_program(&self) -> Result<&OwnedFd, WallError> {
+        made_once(&self.compiler_program, || self.agents.compiler())
+    }
+}
+
+fn made_once(
+    slot: &OnceLock<OwnedFd>,
+    make: impl FnOnce() -> io::Result<OwnedFd>,
+) -> Result<&OwnedFd, WallError> {
+    if slot.get().is_none() {
+        let made = make().map_err(|error| WallError(format!("cannot put a program into memory: {error}")))?;
+        let _ = slot.set(made);
+    }
+    slot.get().ok_or_else(|| WallError("a program is missing".into()))
+}
+
+/// What the record of a shared worker says about it.
+fn describe(plan: &Plan, begun: &Begun) -> Value {
+    json!({
+        "worker": {
+            "tenant": plan.tenant(),
+            "stack": plan.stack().walls().iter().map(|wall| wall.as_str()).collect::<Vec<_>>(),
+            "class": plan.class().as_str(),
+            "sha256": hex(WORKER_DIGEST),
+        },
+        "observed": crate::evidence::posture(&begun.posture),
+    })
+}
+
+/// What cannot be bounded for one call among others.
+fn wants_its_own(plan: &Plan) -> bool {
+    let asked = |kind| plan.limits().get(kind).is_some_and(|bound| bound.asked());
+    plan.sharing() == Sharing::None
+        || !plan.files_in().is_empty()
+        || !plan.files_out().is_empty()
+        || plan.cwd().is_some()
+        || [LimitKind::Cpus, LimitKind::Disk, LimitKind::Inodes].into_iter().any(asked)
+}
+
+/// The walls around the worker.
+fn outer_stack(stack: &Stack) -> Stack {
+    let walls = stack.walls();
+    let outer = walls.strip_suffix(&[WallName::Wasm]).unwrap_or(walls);
+    Stack::new(outer).unwrap_or_else(|_| stack.clone())
+}
+
+fn mode(plan: &Plan) -> Mode {
+    if plan.deterministic() { Mode::Deterministic } else { Mode::Ordinary }
+}
+
+impl Call {
+    pub(crate) fn files(&mut self) -> Option<&mut GuestChannel> {
+        self.files.as_mut()
+    }
+
+    /// What stands around this call, as it was seen from outside when its worker began.
+    pub(crate) fn observed(&self) -> Value {
+        self.worker.observed()
+    }
+
+    /// Tells the worker.
+    pub(crate) fn begin(&self, channel: &CallChannel, plan: &Plan, stdin: bool) -> Result<(), Trouble> {
+        let Some(module) = &self.module else {
+            return Err(Trouble::Failed("the call was not prepared".into()));
+        };
+        let id = channel.number();
+        let (args, source) = match plan.workload() {
+            Workload::Component { args, .. } => (args.clone(), None),
+            Workload::Code { source, args, .. } => (args.clone(), Some(source)),
+            Workload::Command { argv } => (argv.clone(), None),
+        };
+        let source_name = match source {
+            Some(CodeSource::File { name, bytes }) => {
+                send_source(channel, id, bytes);
+                Some(name.clone())
+            }
+            Some(CodeSource::Inline(code)) => {
+                send_source(channel, id, code.as_bytes());
+                None
+            }
+            None => None,
+        };
+        let value = |kind| plan.limits().get(kind).map_or(u64::MAX, |bound| bound.value);
+        let granted =
+            |capability| module.world == World::Runtime || plan.capabilities().contains(&capability);
+        use casemate_core::request::Capability;
+        channel.tell(&ToWorker::Call(wire::Call {
+            id,
+            module: module.number,
+            args,
+            env: plan.env().to_vec(),
+            source_name,
+            stdin: stdin.then_some(id + STDIN),
+            stdout: id + STDOUT,
+            stderr: id + STDERR,
+            files: if self.files.is_some() { Files::OfCell } else { Files::None },
+            grants: wire::Grants { clocks: granted(Capability::Clocks), random: granted(Capability::Random) },
+            limits: CallLimits {
+                memory_bytes: value(LimitKind::Memory),
+                cpu_micros: value(LimitKind::CpuTime).saturating_mul(1000),
+                handles: u32::try_from(value(LimitKind::OpenFiles)).unwrap_or(u32::MAX),
+                output_bytes: value(LimitKind::Output),
+            },
+        }));
+        channel.flush();
+        Ok(())
+    }
+}
+
+fn send_source(channel: &CallChannel, call: Id, bytes: &[u8]) {
+    for piece in bytes.chunks(PIECE) {
+        channel.tell(&ToWorker::Source { call, bytes: piece.to_vec() });
+    }
+}
+
+/// A call among others: it can only be given up.
+struct SharedControl {
+    channel: line::Remote,
+}
+
+impl Control for SharedControl {
+    fn proceed(&mut self) -> Later<'_, Result<Begun, WallError>> {
+        Box::pin(async { Err(WallError("the worker is gone".into())) })
+    }
+    fn measure(&mut self) -> Later<'_, Result<Counters, WallError>> {
+        Box::pin(async { Ok(Counters::default()) })
+    }
+    fn finish(&mut self) -> Later<'_, Result<Counters, WallError>> {
+        self.channel.cancel();
+        Box::pin(async { Ok(Counters::default()) })
+    }
+}
+
+/// A call that has a cell to itself.
+struct OwnControl(Box<dyn Control>);
+
+impl Control for OwnControl {
+    fn proceed(&mut self) -> Later<'_, Result<Begun, WallError>> {
+        Box::pin(async { Err(WallError("the worker is gone".into())) })
+    }
+    fn measure(&mut self) -> Later<'_, Result<Counters, WallError>> {
+        self.0.measure()
+    }
+    fn finish(&mut self) -> Later<'_, Result<Counters, WallError>> {
+        self.0.finish()
+    }
+}

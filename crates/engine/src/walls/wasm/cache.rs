@@ -1,0 +1,136 @@
+//! Compiled code on disk, per tenant. Only what this home's own compiler made is ever used: every file carries a code that
+//! takes the home's key to make, over everything that says what it is.
+
+use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::io::{self, Read, Write};
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+
+use casemate_core::evidence::hex;
+use casemate_wire::worker::Mode;
+use hmac::{Hmac, KeyInit, Mac};
+use sha2::Sha256;
+
+use crate::sys;
+
+const KEY: &str = "wasm-cache.key";
+const CODE: usize = 32;
+
+pub(crate) struct Cache {
+    home: PathBuf,
+    key: OnceLock<[u8; 32]>,
+    /// What compiled: another compiler's code is another's.
+    compiler: [u8; 32],
+}
+
+/// What code was compiled from, and how.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(crate) struct Key {
+    pub(crate) tenant: String,
+    pub(crate) component: [u8; 32],
+    pub(crate) mode: Mode,
+}
+
+impl Cache {
+    pub(crate) fn new(home: &Path, compiler: [u8; 32]) -> Cache {
+        Cache { home: home.to_owned(), key: OnceLock::new(), compiler }
+    }
+
+    /// What was kept for `key`, as sealed memory. A file that is not what it says it is counts as absent.
+    pub(crate) fn load(&self, key: &Key) -> io::Result<Option<OwnedFd>> {
+        let mut file = match File::open(self.path(key)) {
+            Ok(file) => file,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(error),
+        };
+        let mut code = [0; CODE];
+        let mut bytes = Vec::new();
+        if file.read_exact(&mut code).is_err() || file.read_to_end(&mut bytes).is_err() {
+            return Ok(None);
+        }
+        match self.mac(key, &bytes)?.verify_slice(&code) {
+            Ok(()) => sys::sealed_file("compiled", &bytes).map(Some),
+            Err(_) => Ok(None),
+        }
+    }
+
+    /// Keeps what was compiled, and hands it back as sealed memory.
+    pub(crate) fn keep(&self, key: &Key, bytes: &[u8]) -> io::Result<OwnedFd> {
+        let sealed = sys::sealed_file("compiled", bytes)?;
+        let path = self.path(key);
+        let written =
+            self.mac(key, bytes).and_then(|mac| write_whole(&path, &mac.finalize().into_bytes(), bytes));
+        // A full disk costs time, the next time.
+        if written.is_err() {
+            let _ = fs::remove_file(path.with_extension("new"));
+        }
+        Ok(sealed)
+    }
+
+    fn path(&self, key: &Key) -> PathBuf {
+        let mode = match key.mode {
+            Mode::Ordinary => "ordinary",
+            Mode::Deterministic => "deterministic",
+        };
+        let name = format!("{}-{mode}-{}", hex(&key.component), &hex(&self.compiler)[..16]);
+        self.home.join("wasm").join("compiled").join(&key.tenant).join(name)
+    }
+
+    fn mac(&self, key: &Key, bytes: &[u8]) -> io::Result<Hmac<Sha256>> {
+        let mut mac = Hmac::<Sha256>::new_from_slice(self.secret()?).map_err(io::Error::other)?;
+        let Key { tenant, component, mode } = key;
+        let mode = [*mode as u8];
+        for part in
+            [&b"casemate compiled wasm v1"[..], tenant.as_bytes(), component, &mode, &self.compiler, bytes]
+        {
+            mac.update(&(part.len() as u64).to_le_bytes());
+            mac.update(part);
+        }
+        Ok(mac)
+    }
+
+    /// Made once per home. Whoever can read it can write compiled code that is believed.
+    fn secret(&self) -> io::Result<&[u8; 32]> {
+        if let Some(key) = self.key.get() {
+            return Ok(key);
+        }
+        let path = self.home.join("keys").join(KEY);
+        let key = match fs::read(&path) {
+            Ok(bytes) => bytes.try_into().map_err(|_| io::Error::other("the cache's key is not a key"))?,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => create_key(&path)?,
+            Err(error) => return Err(error),
+        };
+        Ok(self.key.get_or_init(|| key))
+    }
+}
+
+fn create_key(path: &Path) -> io::Result<[u8; 32]> {
+    let key = sys::random::<32>()?;
+    // Several processes may get here at once: whoever links first has made the key.
+    let own = path.with_extension(hex(&sys::random::<8>()?));
+    let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&own)?;
+    let made = file.write_all(&key).and_then(|()| file.sync_all()).and_then(|()| fs::hard_link(&own, path));
+    fs::remove_file(&own)?;
+    match made {
+        Ok(()) => Ok(key),
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+            fs::read(path)?.try_into().map_err(|_| io::Error::other("the cache's key is not a key"))
+        }
+        Err(error) => Err(error),
+    }
+}
+
+fn write_whole(path: &Path, code: &[u8], bytes: &[u8]) -> io::Result<()> {
+    let Some(directory) = path.parent() else { return Err(io::Error::other("no directory")) };
+    DirBuilder::new().recursive(true).mode(0o700).create(directory)?;
+    let fresh = path.with_extension(hex(&sys::random::<8>()?));
+    let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&fresh)?;
+    let written = file.write_all(code).and_then(|()| file.write_all(bytes));
+    let done = written.and_then(|()| fs::rename(&fresh, path));
+    if done.is_err() {
+        let _ = fs::remove_file(&fresh);
+    }
+    done
+}

@@ -1,0 +1,192 @@
+//! Compiles components: each once, in a cell of its own, under limits.
+
+use std::collections::HashMap;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use casemate_core::limits::{LimitKind, LimitsDraft};
+use casemate_core::outcome::{Cause, Refusal, Status};
+use casemate_core::plan::Plan;
+use casemate_core::request::{Component, Request, RequestDraft, Stdin, Workload};
+use casemate_core::stack::Stack;
+use casemate_wire::worker::Mode;
+use tokio::sync::{OnceCell, Semaphore, mpsc};
+
+use super::cache::{Cache, Key};
+use crate::io::{Io, Stream};
+use crate::run::{self, Ran, Trouble};
+use crate::wall::{Attachment, Wall, WallError};
+
+/// What compiling one component may take. An interpreter takes 16 seconds and half a gigabyte, and most tools nothing to speak of.
+const CPU_TIME: u64 = 60_000;
+const WALL_TIME: u64 = 120_000;
+const MEMORY: u64 = 2 << 30;
+const CODE: u64 = 512 << 20;
+/// Compilers at a time: whoever sends many bombs waits for their own.
+const AT_A_TIME: usize = 2;
+/// Exit code of a compiler that was given nonsense.
+const REFUSED: i32 = 3;
+/// Compiled code that is kept in memory, by its number.
+const KEPT: usize = 64;
+
+pub(crate) struct Compiler {
+    cache: Cache,
+    /// Code by what it was compiled from, including what is being compiled.
+    code: Mutex<HashMap<Key, Arc<Slot>>>,
+    turns: Semaphore,
+}
+
+type Slot = OnceCell<Result<Arc<OwnedFd>, Failure>>;
+
+/// Told to everybody who waited for it.
+#[derive(Debug, Clone)]
+enum Failure {
+    Refused(Refusal),
+    Failed(String),
+}
+
+impl From<Failure> for Trouble {
+    fn from(failure: Failure) -> Trouble {
+        match failure {
+            Failure::Refused(refusal) => Trouble::Refused(refusal),
+            Failure::Failed(reason) => Trouble::Failed(reason),
+        }
+    }
+}
+
+/// Where a compiler runs.
+#[derive(Clone, Copy)]
+pub(crate) struct Place<'a> {
+    pub(crate) wall: &'a dyn Wall,
+    pub(crate) stack: &'a Stack,
+    /// Put into memory only if it is needed.
+    pub(crate) program: &'a (dyn Fn() -> Result<&'a OwnedFd, WallError> + Sync),
+}
+
+impl Compiler {
+    pub(crate) fn new(cache: Cache) -> Compiler {
+        Compiler { cache, code: Mutex::default(), turns: Semaphore::new(AT_A_TIME) }
+    }
+
+    /// Compiled code in sealed memory: from memory, from disk, or made now.
+    pub(crate) async fn code(
+        &self,
+        tenant: &str,
+        component: &Component,
+        mode: Mode,
+        place: Place<'_>,
+    ) -> Result<Arc<OwnedFd>, Trouble> {
+        let key = Key { tenant: tenant.to_owned(), component: component.digest(), mode };
+        let slot = {
+            let mut code = self.code.lock().unwrap_or_else(PoisonError::into_inner);
+            if code.len() >= KEPT && !code.contains_key(&key) {
+                // Whatever is in use has other owners as well; the rest can be read again.
+                code.retain(|_, slot| !slot.initialized());
+            }
+            code.entry(key.clone()).or_default().clone()
+        };
+        let made = slot.get_or_init(|| self.find_or_compile(&key, component, place)).await.clone();
+        if made.is_err() {
+            // Whoever asks again later may have more luck.
+            let mut code = self.code.lock().unwrap_or_else(PoisonError::into_inner);
+            if code.get(&key).is_some_and(|current| Arc::ptr_eq(current, &slot)) {
+                code.remove(&key);
+            }
+        }
+        Ok(made?)
+    }
+
+    async fn find_or_compile(
+        &self,
+        key: &Key,
+        component: &Component,
+        place: Place<'_>,
+    ) -> Result<Arc<OwnedFd>, Failure> {
+        let unreadable =
+            |error: std::io::Error| Failure::Failed(format!("the cache of compiled code: {error}"));
+        if let Some(found) = self.cache.load(key).map_err(unreadable)? {
+            return Ok(Arc::new(found));
+        }
+        let _turn = self.turns.acquire().await.map_err(|_| Failure::Failed("shutting down".into()))?;
+        let compiled = compile(key, component, place).await?;
+        self.cache.keep(key, &compiled).map(Arc::new).map_err(unreadable)
+    }
+}
+
+async fn compile(key: &Key, component: &Component, place: Place<'_>) -> Result<Vec<u8>, Failure> {
+    let refused = |reason: String, hint: &str| Failure::Refused(Refusal::new(reason, hint));
+    let failed = |reason: String| Failure::Failed(format!("the compiler: {reason}"));
+    let plan = plan(key.mode, place.stack).map_err(Failure::Refused)?;
+    let program = (place.program)().map_err(|error| failed(error.to_string()))?;
+    let attachment = Attachment { program: program.as_fd(), line: None };
+    let cell =
+        place.wall.start_program(&plan, attachment).await.map_err(|error| failed(error.to_string()))?;
+    let (output, mut chunks) = mpsc::channel(8);
+    let io = Io {
+        stdin: Some(Box::new(std::io::Cursor::new(component.bytes().to_vec()))),
+        output: Some(output),
+        ..Io::default()
+    };
+    let gather = async {
+        let (mut code, mut words) = (Vec::new(), Vec::new());
+        while let Some(chunk) = chunks.recv().await {
+            match chunk.stream {
+                Stream::Stdout => code.extend(chunk.bytes),
+                Stream::Stderr => words.extend(chunk.bytes),
+            }
+        }
+        (code, words)
+    };
+    let mut ran = Ran::default();
+    // Both ends of the output at once: neither waits for the other.
+    let (ended, (mut code, mut words)) = tokio::join!(run::run(cell, &plan, io, &mut ran), gather);
+    for chunk in std::mem::take(&mut ran.undelivered) {
+        match chunk.stream {
+            Stream::Stdout => code.extend(chunk.bytes),
+            Stream::Stderr => words.extend(chunk.bytes),
+        }
+    }
+    let name = component.name();
+    match ended {
+        Ok(Status::Exited { code: 0 }) if !ran.stdout_truncated => Ok(code),
+        Ok(Status::Exited { code: REFUSED }) => {
+            let words = String::from_utf8_lossy(&words);
+            let words = words.lines().next().unwrap_or_default();
+            Err(refused(
+                format!("{name} cannot be compiled: {words}"),
+                "`wasm-tools validate` says more about a file",
+            ))
+        }
+        Ok(Status::Killed { cause: cause @ (Cause::Memory | Cause::CpuTime | Cause::WallTime), .. }) => {
+            Err(refused(
+                format!(
+                    "{name} takes too much to compile: {}",
+                    Status::Killed { cause, limit: None, peak: None }.describe()
+                ),
+                "make it smaller: its functions are too large, or too many",
+            ))
+        }
+        Ok(status) => Err(failed(format!("{} {}", status.describe(), String::from_utf8_lossy(&words)))),
+        Err(Trouble::Failed(reason)) => Err(failed(reason)),
+        Err(Trouble::Refused(refusal)) => Err(Failure::Refused(refusal)),
+        Err(Trouble::Cancelled) => Err(failed("cancelled".into())),
+    }
+}
+
+fn plan(mode: Mode, stack: &Stack) -> Result<Plan, Refusal> {
+    let mode = match mode {
+        Mode::Ordinary => "ordinary",
+        Mode::Deterministic => "deterministic",
+    };
+    let argv = vec!["casemate-wasm-compile".to_owned(), mode.to_owned()];
+    let mut draft = RequestDraft::new(Workload::Command { argv });
+    draft.stdin = Stdin::Provided;
+    let limits = LimitsDraft::new()
+        .with(LimitKind::CpuTime, CPU_TIME)
+        .with(LimitKind::WallTime, WALL_TIME)
+        .with(LimitKind::Memory, MEMORY)
+        .with(LimitKind::Output, CODE)
+        .with(LimitKind::Disk, 1 << 20)
+        .with(LimitKind::Pids, 16);
+    Plan::of_our_own(Request::new(draft)?, limits, stack.clone())
+}

@@ -1,0 +1,105 @@
+//! Which imports a component may have. What was not granted is refused by name, before anything runs.
+
+use std::collections::BTreeSet;
+
+use casemate_core::outcome::Refusal;
+use casemate_core::request::Capability;
+use casemate_wire::worker::World;
+
+use super::worker::Module;
+
+/// What it takes to have an import.
+#[derive(Debug, PartialEq, Eq)]
+enum Need {
+    /// It gives access to nothing by itself: streams, arguments, an environment and a file system that are empty unless something was
+    /// put into them.
+    Nothing,
+    Capability(Capability),
+    /// Connections to elsewhere.
+    Egress,
+    /// There is no such thing here.
+    Unknown,
+}
+
+/// The first import that nothing was granted for is the reason for a refusal.
+pub(super) fn check(name: &str, module: &Module, granted: &BTreeSet<Capability>) -> Result<(), Refusal> {
+    // Our own interpreters import whatever their languages could use; what they are given decides what works.
+    if module.world != World::Runtime {
+        for import in &module.imports {
+            let (what, hint) = match need(import) {
+                Need::Nothing => continue,
+                Need::Capability(capability) if granted.contains(&capability) => continue,
+                Need::Capability(capability) => {
+                    (capability.to_string(), format!("grant it with --grant {capability}"))
+                }
+                Need::Egress => (
+                    "network access".to_owned(),
+                    "no stack of this version has network egress; pass data in as input or files".to_owned(),
+                ),
+                Need::Unknown => (
+                    "something that does not exist here".to_owned(),
+                    "components may import wasi:cli, io, filesystem, clocks and random, version 0.2"
+                        .to_owned(),
+                ),
+            };
+            return Err(Refusal::new(format!("{name} imports {import}: {what} was not granted"), hint));
+        }
+    }
+    module.callable.clone().map_err(|why| {
+        Refusal::new(
+            format!("{name} cannot be called: {why}"),
+            "export `run` of casemate:tool, wasi:cli/run, or (in a module for WASI preview 1) _start",
+        )
+    })
+}
+
+fn need(import: &str) -> Need {
+    if let Some(function) = import.strip_prefix("wasi_snapshot_preview1.") {
+        return match function {
+            "clock_time_get" | "clock_res_get" | "poll_oneoff" => Need::Capability(Capability::Clocks),
+            "random_get" => Need::Capability(Capability::Random),
+            _ if function.starts_with("sock_") => Need::Egress,
+            _ => Need::Nothing,
+        };
+    }
+    let package = import.split(['/', '@']).next().unwrap_or_default();
+    match package {
+        "wasi:cli" | "wasi:io" | "wasi:filesystem" => Need::Nothing,
+        "wasi:clocks" => Need::Capability(Capability::Clocks),
+        "wasi:random" => Need::Capability(Capability::Random),
+        "wasi:http" | "wasi:sockets" => Need::Egress,
+        _ => Need::Unknown,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn module(imports: &[&str]) -> Module {
+        let imports = imports.iter().map(ToString::to_string).collect();
+        Module { number: 1, world: World::Command, imports, callable: Ok(()) }
+    }
+
+    fn refusal(import: &str) -> Refusal {
+        check("x.wasm", &module(&["wasi:io/streams@0.2.6", import]), &BTreeSet::new()).unwrap_err()
+    }
+
+    #[test]
+    fn what_was_not_granted_is_named_with_what_would_grant_it() {
+        let clocks = refusal("wasi:clocks/wall-clock@0.2.6");
+        assert!(clocks.reason.contains("wasi:clocks/wall-clock@0.2.6"), "{clocks:?}");
+        assert!(clocks.hint.contains("--grant clocks"), "{clocks:?}");
+        assert!(refusal("wasi_snapshot_preview1.random_get").hint.contains("--grant random"));
+        assert!(refusal("wasi:http/outgoing-handler@0.2.6").hint.contains("egress"));
+        assert!(refusal("wasi:sockets/tcp@0.2.6").reason.contains("network"));
+        assert!(refusal("env.host_call").reason.contains("env.host_call"));
+    }
+
+    #[test]
+    fn what_was_granted_passes() {
+        let granted = BTreeSet::from([Capability::Clocks]);
+        let module = module(&["wasi:cli/stdout@0.2.6", "wasi:clocks/monotonic-clock@0.2.6"]);
+        assert!(check("x.wasm", &module, &granted).is_ok());
+    }
+}

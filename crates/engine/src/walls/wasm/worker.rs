@@ -1,0 +1,213 @@
+//! One worker: a process in a cell that makes instances for one tenant, or for one call.
+
+use std::collections::HashMap;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::Duration;
+
+use casemate_core::evidence::{Event, Subject, hex};
+use casemate_core::limits::{LimitKind, LimitsDraft};
+use casemate_core::outcome::Refusal;
+use casemate_core::plan::Plan;
+use casemate_core::request::{Request, RequestDraft, Workload};
+use casemate_core::stack::Stack;
+use casemate_wire::worker::{Mode, ModuleId, ToWorker, World};
+use serde_json::{Value, json};
+use sha2::{Digest, Sha256};
+use tokio::sync::OnceCell;
+use tokio::time::timeout;
+
+use super::line::Line;
+use crate::recorder::Store;
+use crate::run::{self, Trouble};
+use crate::sys;
+use crate::wall::{Attachment, Begun, Cell, Wall, WallError};
+
+/// How long a worker may take from its start to its hello.
+const HELLO: Duration = Duration::from_secs(10);
+/// What all calls of a tenant may have together, besides what each may have.
+const SHARED_MEMORY: u64 = 4 << 30;
+/// What a worker takes for itself.
+const OVERHEAD: u64 = 96 << 20;
+/// Threads.
+const PIDS: u64 = 64;
+
+pub(super) struct Worker {
+    line: Arc<Line>,
+    /// Only kept alive, and only of a shared worker.
+    cell: tokio::sync::Mutex<Option<Cell>>,
+    modules: Mutex<HashMap<What, Arc<OnceCell<Module>>>>,
+    observed: OnceLock<Value>,
+    record: Mutex<Option<OpenRecord>>,
+}
+
+/// A component by its digest, and how it is run.
+type What = ([u8; 32], Mode);
+
+/// Code that a worker has loaded.
+#[derive(Debug, Clone)]
+pub(super) struct Module {
+    pub(super) number: ModuleId,
+    pub(super) world: World,
+    pub(super) imports: Vec<String>,
+    pub(super) callable: Result<(), String>,
+}
+
+/// The record of a shared worker, until it ends.
+struct OpenRecord {
+    store: Arc<Store>,
+    run: String,
+    id: String,
+    subjects: Vec<Subject>,
+}
+
+/// Starts a worker in a new cell, and waits until it listens.
+pub(super) async fn launch(
+    plan: &Plan,
+    outer: &dyn Wall,
+    program: BorrowedFd<'_>,
+) -> Result<(Arc<Line>, Cell, Begun), WallError> {
+    let io = |error: std::io::Error| WallError(format!("cannot make a line to a worker: {error}"));
+    let (ours, theirs) = UnixStream::pair().map_err(io)?;
+    let attachment = Attachment { program, line: Some(theirs.as_fd()) };
+    let mut cell = outer.start_program(plan, attachment).await?;
+    drop(theirs);
+    let begun = run::start_program(&mut cell, plan).await.map_err(|trouble| match trouble {
+        Trouble::Failed(reason) => WallError(format!("the WASM worker: {reason}")),
+        Trouble::Refused(refusal) => WallError(format!("the WASM worker: {}", refusal.reason)),
+        Trouble::Cancelled => WallError("the WASM worker: cancelled".into()),
+    })?;
+    let line = Line::open(OwnedFd::from(ours)).map_err(io)?;
+    match timeout(HELLO, line.ready()).await {
+        Ok(Ok(())) => Ok((line, cell, begun)),
+        Ok(Err(why)) => Err(WallError(format!("the WASM worker did not start: {why}"))),
+        Err(_) => Err(WallError(format!("the WASM worker was silent for {HELLO:?}"))),
+    }
+}
+
+/// For the worker that a tenant's calls share. What each of them may have, the worker sees to.
+pub(super) fn shared_plan(stack: &Stack, tenant: &str) -> Result<Plan, Refusal> {
+    let cpus = std::thread::available_parallelism().map_or(1, usize::from) as u64;
+    let limits = LimitsDraft::new()
+        .with(LimitKind::Memory, SHARED_MEMORY)
+        .with(LimitKind::Cpus, (cpus * 1000).min(LimitKind::Cpus.range().cap))
+        .with(LimitKind::Disk, LimitKind::Disk.range().min)
+        .with(LimitKind::Inodes, LimitKind::Inodes.range().min)
+        .with(LimitKind::Pids, PIDS);
+    plan(stack, tenant, limits)
+}
+
+/// For the worker of one call: the cell's limits are the call's, with room for the worker itself.
+pub(super) fn own_plan(stack: &Stack, of: &Plan) -> Result<Plan, Refusal> {
+    let mut limits = LimitsDraft::new().with(LimitKind::Pids, PIDS);
+    for kind in [LimitKind::Cpus, LimitKind::Memory, LimitKind::Disk, LimitKind::Inodes, LimitKind::OpenFiles]
+    {
+        if let Some(bound) = of.limits().get(kind) {
+            let more = match kind {
+                LimitKind::Memory => OVERHEAD,
+                LimitKind::OpenFiles => 64,
+                _ => 0,
+            };
+            limits.set(kind, (bound.value + more).min(kind.range().cap));
+        }
+    }
+    plan(stack, of.tenant(), limits)
+}
+
+fn plan(stack: &Stack, tenant: &str, limits: LimitsDraft) -> Result<Plan, Refusal> {
+    let mut draft = RequestDraft::new(Workload::Command { argv: vec!["casemate-wasm".into()] });
+    draft.tenant = Some(tenant.to_owned());
+    let plan = Plan::of_our_own(Request::new(draft)?, limits, stack.clone())?;
+    Ok(plan.unlimited(LimitKind::WallTime).unlimited(LimitKind::CpuTime))
+}
+
+impl Worker {
+    pub(super) fn shared(line: Arc<Line>, cell: Cell) -> Worker {
+        Worker::new(line, Some(cell), OnceLock::new())
+    }
+
+    pub(super) fn own(line: Arc<Line>, observed: Value) -> Worker {
+        Worker::new(line, None, OnceLock::from(observed))
+    }
+
+    fn new(line: Arc<Line>, cell: Option<Cell>, observed: OnceLock<Value>) -> Worker {
+        let cell = tokio::sync::Mutex::new(cell);
+        Worker { line, cell, modules: Mutex::default(), observed, record: Mutex::default() }
+    }
+
+    pub(super) fn line(&self) -> &Arc<Line> {
+        &self.line
+    }
+
+    /// What the record of a call says about the walls.
+    pub(super) fn observed(&self) -> Value {
+        self.observed.get().cloned().unwrap_or_default()
+    }
+
+    /// Records that this worker stands, and how. Its calls' records point here.
+    pub(super) fn open_record(&self, store: &Arc<Store>, run: &str, body: Value) -> Result<(), WallError> {
+        let unrecorded =
+            |error: crate::recorder::StoreError| WallError(format!("cannot record the worker: {error}"));
+        let id =
+            sys::random::<16>().map(|bytes| hex(&bytes)).map_err(|error| WallError(error.to_string()))?;
+        let digest: [u8; 32] = Sha256::digest(body.to_string().as_bytes()).into();
+        let subjects = vec![Subject { name: "worker".into(), sha256: digest }];
+        let receipt = store.append(Event::Opened, &id, run, subjects.clone(), body).map_err(unrecorded)?;
+        let _ = self.observed.set(json!({"worker": id, "record": receipt.to_string()}));
+        let record = OpenRecord { store: store.clone(), run: run.to_owned(), id, subjects };
+        *self.record.lock().unwrap_or_else(PoisonError::into_inner) = Some(record);
+        Ok(())
+    }
+
+    /// Code that this worker has, or gets now.
+    pub(super) async fn module(
+        &self,
+        what: What,
+        code: impl Future<Output = Result<Arc<OwnedFd>, Trouble>>,
+    ) -> Result<Module, Trouble> {
+        let slot = {
+            let mut modules = self.modules.lock().unwrap_or_else(PoisonError::into_inner);
+            modules.entry(what).or_default().clone()
+        };
+        let load = async {
+            let code = code.await?;
+            let copy = code.try_clone().map_err(|error| Trouble::Failed(error.to_string()))?;
+            let message = |module| ToWorker::Load { module, mode: what.1 };
+            let loaded = self.line.load(message, copy).await;
+            let loaded =
+                loaded.map_err(|why| Trouble::Failed(format!("the worker cannot load the code: {why}")))?;
+            let (world, callable) = match loaded.world {
+                Ok(world) => (world, Ok(())),
+                Err(why) => (World::Tool, Err(why)),
+            };
+            Ok(Module { number: loaded.module, world, imports: loaded.imports, callable })
+        };
+        slot.get_or_try_init(|| load).await.cloned()
+    }
+
+    /// Ends this worker, with its cell.
+    pub(super) async fn end(&self, why: &str) {
+        self.line.end(why.to_owned());
+        let cell = self.cell.lock().await.take();
+        if let Some(mut cell) = cell {
+            let _ = cell.control.finish().await;
+        }
+        self.close_record(why);
+    }
+
+    fn close_record(&self, why: &str) {
+        let record = self.record.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(OpenRecord { store, run, id, subjects }) = record {
+            // If it cannot be written, the next process closes it as interrupted.
+            let _ = store.append(Event::Closed, &id, &run, subjects, json!({"worker": {"ended": why}}));
+        }
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        self.line.end("nobody needs it any more".into());
+        self.close_record("nobody needs it any more");
+    }
+}

@@ -1,0 +1,62 @@
+//! casemate-wasm-compile: a module on standard input, compiled code on standard output.
+//!
+//! Who compiles hostile bytes may be taken over by them, or be kept busy for ever. So this runs as the payload of a cell with
+//! nothing in it, under limits, once per module; and what it makes is only ever run in a cell of the same tenant.
+
+#[path = "../../wasm/src/settings.rs"]
+mod settings;
+
+use std::io::{self, Read, Write};
+use std::process::ExitCode;
+
+use casemate_wire::worker::Mode;
+use wasmtime::Engine;
+
+/// The module is at fault. Anything else that goes wrong is ours.
+const REFUSED: u8 = 3;
+
+fn main() -> ExitCode {
+    match compile() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(Failure::Module(error)) => {
+            let _ = writeln!(io::stderr(), "{error:#}");
+            ExitCode::from(REFUSED)
+        }
+        Err(Failure::Io(error)) => {
+            let _ = writeln!(io::stderr(), "{error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+enum Failure {
+    Module(wasmtime::Error),
+    Io(io::Error),
+}
+
+fn compile() -> Result<(), Failure> {
+    let mode = match std::env::args().nth(1).as_deref() {
+        Some("deterministic") => Mode::Deterministic,
+        _ => Mode::Ordinary,
+    };
+    let mut module = Vec::new();
+    io::stdin().lock().read_to_end(&mut module).map_err(Failure::Io)?;
+    let engine = engine(mode).map_err(|error| Failure::Io(io::Error::other(format!("{error:#}"))))?;
+    let compiled = match module.get(..8) {
+        Some([0, b'a', b's', b'm', 1, 0, 0, 0]) => engine.precompile_module(&module),
+        Some([0, b'a', b's', b'm', _, 0, 1, 0]) => engine.precompile_component(&module),
+        _ => Err(wasmtime::format_err!("this is neither a WASM module nor a component")),
+    };
+    let compiled = compiled.map_err(Failure::Module)?;
+    io::stdout().lock().write_all(&compiled).map_err(Failure::Io)
+}
+
+fn engine(mode: Mode) -> wasmtime::Result<Engine> {
+    let mut config = settings::of_code(mode);
+    // Named, it means the first processors of this architecture: the code then runs on all of them, and in an emulator, too.
+    config.target(&format!("{}-unknown-linux-gnu", std::env::consts::ARCH))?;
+    if mode == Mode::Deterministic {
+        config.cranelift_nan_canonicalization(true);
+    }
+    Engine::new(&config)
+}

@@ -1,0 +1,116 @@
+//! Control messages between engine and WASM worker. The frames are the guest's, and so is every answer that a guest could give
+//! ([`ToHost`](crate::guest::ToHost)): a call looks to the engine like any other execution.
+
+use alloc::string::String;
+use alloc::vec::Vec;
+
+use serde::{Deserialize, Serialize};
+
+use crate::Malformed;
+use crate::guest::Id;
+
+/// Names loaded code within a worker.
+pub type ModuleId = u32;
+
+/// Engine → worker.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum ToWorker {
+    /// Compiled code, in the descriptor that comes with this message. The engine answers for it: nothing in here can tell
+    /// whether it is what a compiler made. Answered with `Loaded` or `LoadFailed`.
+    Load { module: ModuleId, mode: Mode },
+    /// No call will name it any more.
+    Unload { module: ModuleId },
+    /// More of the source code for a call that is yet to come.
+    Source { call: Id, bytes: Vec<u8> },
+    /// A new instance for one call.
+    Call(Call),
+    /// Give a call up. It is reported as stopped.
+    Cancel { call: Id },
+}
+
+/// How code was compiled, and has to be run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum Mode {
+    Ordinary,
+    /// Nothing that it can observe differs from run to run.
+    Deterministic,
+}
+
+/// What a component or module offers to be called.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum World {
+    /// `casemate:tool`: a text in, a text or an error out.
+    Tool,
+    /// `wasi:cli/command`: arguments, streams, an exit code.
+    Command,
+    /// A core module for WASI preview 1 with `_start`.
+    Preview1,
+    /// `casemate:runtime`: an interpreter.
+    Runtime,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Call {
+    /// A multiple of 4. The call's streams are the three numbers after it.
+    pub id: Id,
+    pub module: ModuleId,
+    /// Without the program's own name.
+    pub args: Vec<String>,
+    pub env: Vec<(String, String)>,
+    /// For an interpreter: what its source code is called, if it is not inline.
+    pub source_name: Option<String>,
+    pub stdin: Option<u32>,
+    pub stdout: u32,
+    pub stderr: u32,
+    pub files: Files,
+    pub grants: Grants,
+    pub limits: CallLimits,
+}
+
+/// Which directories a call has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Files {
+    None,
+    /// `/work` and `/tmp` of the worker's cell, which no other call shares.
+    OfCell,
+}
+
+/// What a call may observe of the world besides its inputs.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Grants {
+    pub clocks: bool,
+    pub random: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CallLimits {
+    /// Linear memories and tables together.
+    pub memory_bytes: u64,
+    /// Time on a processor. In deterministic mode, instructions instead: [`FUEL_PER_MICROSECOND`] each.
+    pub cpu_micros: u64,
+    /// Resources that a component holds at a time: streams, descriptors, pollables.
+    pub handles: u32,
+    /// Bytes of output (both streams together) after which the rest is dropped.
+    pub output_bytes: u64,
+}
+
+/// What a microsecond is worth where instructions are counted instead.
+pub const FUEL_PER_MICROSECOND: u64 = 1000;
+
+/// A limit that made the worker stop a call.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Stop {
+    Memory,
+    CpuTime,
+    /// The engine wanted it to end.
+    Cancelled,
+}
+
+impl ToWorker {
+    pub fn encode(&self) -> Vec<u8> {
+        crate::encode(self)
+    }
+    pub fn decode(bytes: &[u8]) -> Result<Self, Malformed> {
+        crate::decode("engine", bytes)
+    }
+}

@@ -1,16 +1,37 @@
-//! Links the unwinder statically: one library less to find, map and initialise at every start of `casemate`, which is a
-//! command that mostly starts. The standard library asks for `gcc_s`; this gives it gcc's static half under that name.
+//! Lists the sources of the language runtimes, so that `casemate setup wasm` has them wherever it is installed.
 
-use std::path::Path;
+use std::env;
+use std::fmt::Write;
+use std::path::{Path, PathBuf};
 
 fn main() {
-    println!("cargo:rerun-if-changed=build.rs");
-    if std::env::var("CARGO_CFG_TARGET_ENV").as_deref() != Ok("gnu") {
-        return;
+    let manifest = PathBuf::from(env::var_os("CARGO_MANIFEST_DIR").expect("set by cargo"));
+    let out = PathBuf::from(env::var_os("OUT_DIR").expect("set by cargo"));
+    let root = manifest.join("../../runtimes");
+    println!("cargo:rerun-if-changed=../../runtimes");
+    let mut files = Vec::new();
+    for part in ["build.sh", "pins.sha256", "wit", "python", "javascript"] {
+        walk(&root, Path::new(part), &mut files);
     }
-    let out = std::env::var("OUT_DIR").expect("set by cargo");
-    // A linker script: what the linker finds first when it looks for libgcc_s.
-    std::fs::write(Path::new(&out).join("libgcc_s.so"), "INPUT(-lgcc_eh -lgcc)\n")
-        .expect("OUT_DIR can be written to");
-    println!("cargo:rustc-link-search=native={out}");
+    files.sort();
+    let mut table = String::from("[\n");
+    for file in files {
+        let path = root.join(&file).canonicalize().expect("just found");
+        writeln!(table, "    ({file:?}, include_bytes!({path:?}).as_slice()),").expect("in memory");
+    }
+    table.push_str("]\n");
+    std::fs::write(out.join("runtimes.rs"), table).expect("OUT_DIR can be written to");
+}
+
+fn walk(root: &Path, part: &Path, files: &mut Vec<String>) {
+    let path = root.join(part);
+    if !path.is_dir() {
+        return files.push(part.to_str().expect("plain names").to_owned());
+    }
+    for entry in path.read_dir().expect("a directory") {
+        let name = entry.expect("readable").file_name();
+        if name != "__pycache__" {
+            walk(root, &part.join(name), files);
+        }
+    }
 }

@@ -76,6 +76,15 @@ pub(crate) enum Command {
         #[arg(long)]
         json: bool,
     },
+    /// Get or build what a wall needs
+    Setup {
+        /// The walls; all that there is something to do for, if none is named
+        #[arg(value_name = "WALL", value_parser = words(Wall::ALL.map(Wall::as_str)))]
+        walls: Vec<String>,
+        /// A directory that holds the packages already, for machines without a network
+        #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
+        from: Option<PathBuf>,
+    },
     /// Look at the signed records of what ran
     #[command(after_help = EVIDENCE_EXAMPLES)]
     Evidence {

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use casemate_core::limits::{LimitKind, LimitsDraft};
 use casemate_core::outcome::Status;
 use casemate_core::policy::Policy;
-use casemate_core::request::{Isolation, Request, RequestDraft, Risk, Workload};
+use casemate_core::request::{Component, Isolation, Request, RequestDraft, Risk, Workload};
 use casemate_core::route::{Profile, State, Support};
 use casemate_engine::{Ahead, Config, Durability, Engine, Io};
 use serde::Serialize;
@@ -122,13 +122,12 @@ async fn find(engine: &Engine, profile: &Profile) -> Result<Finding, Failure> {
 /// The smallest program that shows that the wall starts things and reports how they end.
 fn probe(profile: &Profile) -> Result<Request, Failure> {
     let shell = ["sh", "-c", "exit 7"].map(str::to_owned).to_vec();
-    let workload = match (profile.clauses().commands, profile.clauses().languages.first()) {
-        (Support::No, Some(language)) => Workload::Code {
-            language: *language,
-            source: casemate_core::request::CodeSource::Inline(exit_code(*language).to_owned()),
-            args: Vec::new(),
-        },
-        _ => Workload::Command { argv: shell },
+    let workload = match profile.clauses().components {
+        Support::Yes => {
+            let component = Component::new("probe", include_bytes!("doctor_probe.wasm").to_vec())?;
+            Workload::Component { component, args: Vec::new() }
+        }
+        Support::No => Workload::Command { argv: shell },
     };
     let mut draft = RequestDraft::new(workload);
     draft.risk = Risk::Low;
@@ -137,15 +136,6 @@ fn probe(profile: &Profile) -> Result<Request, Failure> {
         draft.limits = LimitsDraft::new().with(LimitKind::WallTime, PROBE_TIME.as_millis() as u64);
     }
     Ok(Request::new(draft)?)
-}
-
-fn exit_code(language: casemate_core::request::Language) -> &'static str {
-    use casemate_core::request::Language;
-    match language {
-        Language::Python => "raise SystemExit(7)",
-        Language::Javascript => "process.exit(7)",
-        Language::Shell => "exit 7",
-    }
 }
 
 fn render(report: &Report, style: Style) -> String {

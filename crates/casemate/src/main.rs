@@ -13,6 +13,7 @@ mod output;
 mod render;
 mod request;
 mod run;
+mod setup;
 mod signals;
 
 use std::ffi::OsString;
@@ -48,6 +49,7 @@ fn dispatch(cli: &Cli, early: Option<EarlyLauncher>) -> Result<u8, Failure> {
         Command::Run(args) => wait_for(run::run(args, policy, early)),
         Command::Explain(args) => wait_for(explain::explain(args, policy)),
         Command::Doctor { json } => wait_for(doctor::doctor(policy, *json)),
+        Command::Setup { walls, from } => wait_for(setup::setup(walls, from.as_deref(), policy)),
         Command::Evidence { command } => evidence::evidence(command),
         Command::Completions { shell } => {
             std::io::stdout().write_all(&args::completions(*shell))?;

@@ -11,7 +11,7 @@ use casemate_core::limits::Limits;
 use casemate_core::outcome::{Cause, Outcome, Refusal, Status};
 use casemate_core::plan::Plan;
 use casemate_core::policy::{self, Policy};
-use casemate_core::request::{ImageRef, Request, Stdin};
+use casemate_core::request::{ImageRef, Language, Request, Stdin};
 use casemate_core::route::{self, Choice, ImageKind, Profile};
 use casemate_core::stack::Wall as WallName;
 use casemate_wire::launch::{self, Hello, Privilege, Serves};
@@ -30,7 +30,7 @@ use crate::run::{self, Ran, Trouble};
 use crate::wall::{Cell, Wall, WallError};
 use crate::walls::container::Container;
 use crate::walls::process::Process;
-use crate::walls::wasm::Wasm;
+use crate::walls::wasm::{Runtimes, Wasm};
 use crate::watch::cancelled;
 
 #[derive(Debug)]
@@ -214,12 +214,13 @@ impl Engine {
                 return Err(error);
             }
         };
-        let profiles = crate::profiles::profiles(launcher.hello());
+        let runtimes = Arc::new(Runtimes::find(&dir));
+        let profiles = crate::profiles::profiles(launcher.hello(), &runtimes.languages());
         let (store, run) = (Arc::new(store), home.run.to_string());
         Ok(Engine {
             policy,
             profiles,
-            wasm: Wasm::new(&dir, agents.clone(), store.clone(), run.clone()),
+            wasm: Wasm::new(&dir, agents.clone(), runtimes, store.clone(), run.clone()),
             store,
             run,
             hello: launcher.hello().clone(),
@@ -318,6 +319,24 @@ impl Engine {
             (executed.outcome.stdout_truncated, executed.outcome.stderr_truncated) = (true, true);
         }
         executed
+    }
+
+    /// Takes in an interpreter that was compiled to WASM: the language runs on `+wasm` stacks from now on, here and in engines
+    /// that are opened later. Compiling it takes a while; `progress` hears of it.
+    pub async fn install_runtime(
+        &mut self,
+        language: Language,
+        component: &[u8],
+        progress: impl FnMut(&str),
+    ) -> Result<(), Refusal> {
+        let installed = self.wasm.install(language, component, &self.container, progress).await;
+        installed.map_err(|trouble| match trouble {
+            Trouble::Refused(refusal) => refusal,
+            Trouble::Failed(reason) => Refusal::new(reason, "`casemate doctor` says what stands here"),
+            Trouble::Cancelled => Refusal::new("cancelled", "try again"),
+        })?;
+        self.profiles = crate::profiles::profiles(&self.hello, &self.wasm.languages());
+        Ok(())
     }
 
     /// Records a request that was refused before it became valid.

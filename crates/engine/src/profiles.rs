@@ -11,20 +11,20 @@ use casemate_wire::launch::{Hello, Privilege};
 /// The Landlock ABI that confines signals and abstract sockets; without namespaces nothing else does.
 const SCOPED_ABI: u32 = 6;
 
-/// One profile per stack there is, usable or not, cheapest first.
-pub(crate) fn profiles(hello: &Hello) -> Vec<Profile> {
-    Stack::all().map(|stack| profile(stack, hello)).collect()
+/// One profile per stack there is, usable or not, cheapest first. `wasm_languages` are those with an interpreter in WASM.
+pub(crate) fn profiles(hello: &Hello, wasm_languages: &[Language]) -> Vec<Profile> {
+    Stack::all().map(|stack| profile(stack, hello, wasm_languages)).collect()
 }
 
-fn profile(stack: Stack, hello: &Hello) -> Profile {
+fn profile(stack: Stack, hello: &Hello, wasm_languages: &[Language]) -> Profile {
     let class = stack.nominal_class();
     let cost = cost(&stack);
     let profile = Profile::new(stack.clone(), class, cost);
     match stack.walls() {
         [Wall::Container] => container(profile, hello),
         [Wall::Process] => process(profile, hello),
-        [Wall::Container, Wall::Wasm] => wasm(container(profile, hello)),
-        [Wall::Process, Wall::Wasm] => wasm(process(profile, hello)),
+        [Wall::Container, Wall::Wasm] => wasm(container(profile, hello), wasm_languages),
+        [Wall::Process, Wall::Wasm] => wasm(process(profile, hello), wasm_languages),
         _ => profile.supporting(promised(&stack)).missing(
             "not part of this version",
             "a later version brings it; `casemate doctor` lists what is ready",
@@ -130,9 +130,10 @@ fn process(profile: Profile, hello: &Hello) -> Profile {
 
 /// With a worker inside, the outer wall runs nothing else, and whatever it enforces still holds. The worker bounds what a
 /// cgroup would have to bound otherwise, and a component cannot start processes at all.
-fn wasm(outer: Profile) -> Profile {
+fn wasm(outer: Profile, languages: &[Language]) -> Profile {
     let clauses = Clauses {
         components: Support::Yes,
+        languages: languages.iter().copied().collect(),
         images: BTreeSet::from([ImageKind::Host]),
         files_in: Support::Yes,
         files_out: Support::Yes,

@@ -167,14 +167,14 @@ async fn enter(
                 }
             }
         }
-        Entry::Runtime { pre, eval } => {
+        Entry::Runtime { pre, run } => {
             let instance = pre.instantiate_async(&mut *store).await?;
-            let eval = instance.get_typed_func::<(Source, Vec<String>), (u8,)>(&mut *store, eval)?;
+            let run = instance.get_typed_func::<(Source, Vec<String>), (u8,)>(&mut *store, run)?;
             let source = match &call.source_name {
-                Some(name) => Source::File((name.clone(), source)),
-                None => Source::Inline(String::from_utf8(source)?),
+                Some(name) => Source::File(SourceFile { name: name.clone(), bytes: source }),
+                None => Source::Code(String::from_utf8(source)?),
             };
-            Ok(eval.call_async(&mut *store, (source, call.args.clone())).await?.0)
+            Ok(run.call_async(&mut *store, (source, call.args.clone())).await?.0)
         }
         Entry::Command(pre) => {
             let command = pre.instantiate_async(&mut *store).await?;
@@ -194,10 +194,17 @@ async fn enter(
 #[derive(ComponentType, Lower)]
 #[component(variant)]
 enum Source {
-    #[component(name = "inline")]
-    Inline(String),
+    #[component(name = "code")]
+    Code(String),
     #[component(name = "file")]
-    File((String, Vec<u8>)),
+    File(SourceFile),
+}
+
+#[derive(ComponentType, Lower)]
+#[component(record)]
+struct SourceFile {
+    name: String,
+    bytes: Vec<u8>,
 }
 
 /// The signal that a native program would have got.

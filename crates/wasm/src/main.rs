@@ -73,9 +73,9 @@ struct Calls(Arc<Mutex<HashMap<u32, Handle>>>);
 impl Worker {
     fn handle(&mut self, event: Event, line: &mut Line) -> io::Result<()> {
         match event {
-            Event::Message(ToWorker::Load { module, mode }) => {
+            Event::Message(ToWorker::Load { module, mode, maker }) => {
                 let code = line.descriptor()?;
-                let answer = match self.modules.load(module, mode, code) {
+                let answer = match self.modules.load(module, mode, maker, code) {
                     Ok((world, imports)) => ToHost::Loaded { module, world, imports },
                     Err(error) => ToHost::LoadFailed { module, why: format!("{error:#}") },
                 };

@@ -4,9 +4,11 @@ use std::collections::HashMap;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
-use casemate_wire::worker::{Mode, ModuleId, World};
-use wasmtime::component::{self, Component, ComponentExportIndex};
+use casemate_wire::worker::{Maker, Mode, ModuleId, World};
+use wasmtime::component::types::ComponentItem;
+use wasmtime::component::{self, Component, ComponentExportIndex, FutureReader};
 use wasmtime::{
     Enabled, Engine, ImportType, InstanceAllocationStrategy, InstancePre, Linker, Module,
     PoolingAllocationConfig, Precompiled,
@@ -22,10 +24,22 @@ pub(crate) const MAX_INSTANCES: u32 = 256;
 const MAX_MEMORY: usize = 4 << 30;
 /// Table elements of one instance.
 const MAX_TABLE: usize = 200_000;
-/// Native stack that WASM may use: deep enough for an interpreter's recursion.
-const MAX_STACK: usize = 2 << 20;
-/// What is zeroed by hand when an instance is gone, instead of being unmapped: most small ones dirty no more than this.
-const KEEP_RESIDENT: usize = 256 << 10;
+/// Native stack that WASM may use. Interpreters check only their own stack in linear memory: with less than this, code that
+/// recurses through them traps instead of getting an error that it can handle.
+const fn max_stack(maker: Maker) -> usize {
+    match maker {
+        Maker::Caller => 1 << 20,
+        Maker::Us => 64 << 20,
+    }
+}
+
+/// What is zeroed by hand when an instance is gone, instead of being unmapped: most dirty no more than this.
+const fn keep_resident(maker: Maker) -> usize {
+    match maker {
+        Maker::Caller => 256 << 10,
+        Maker::Us => 1 << 20,
+    }
+}
 
 /// Everything this worker has loaded.
 #[derive(Default)]
@@ -36,7 +50,7 @@ pub(crate) struct Modules {
 
 /// One engine for each way of running code, made when it is first needed.
 #[derive(Default)]
-pub(crate) struct Engines(Arc<[OnceLock<Runtime>; 2]>);
+pub(crate) struct Engines(Arc<[OnceLock<Runtime>; 4]>);
 
 struct Runtime {
     engine: Engine,
@@ -55,7 +69,7 @@ pub(crate) struct Loaded {
 /// How it is called.
 pub(crate) enum Entry {
     Tool { pre: component::InstancePre<State>, run: ComponentExportIndex },
-    Runtime { pre: component::InstancePre<State>, eval: ComponentExportIndex },
+    Runtime { pre: component::InstancePre<State>, run: ComponentExportIndex },
     Command(CommandPre<State>),
     Preview1(InstancePre<State>),
 }
@@ -70,9 +84,10 @@ impl Modules {
         &mut self,
         id: ModuleId,
         mode: Mode,
+        maker: Maker,
         code: OwnedFd,
     ) -> wasmtime::Result<(Result<World, String>, Vec<String>)> {
-        let runtime = self.engines.get(mode)?;
+        let runtime = self.engines.get(mode, maker)?;
         let path = format!("/proc/self/fd/{}", code.as_raw_fd());
         let (entry, imports) = match Engine::detect_precompiled_file(&path)? {
             Some(Precompiled::Component) => {
@@ -114,23 +129,25 @@ impl Engines {
         self.0.iter().filter_map(OnceLock::get).for_each(|runtime| runtime.engine.increment_epoch());
     }
 
-    fn get(&self, mode: Mode) -> wasmtime::Result<&Runtime> {
-        let slot = &self.0[match mode {
-            Mode::Ordinary => 0,
-            Mode::Deterministic => 1,
+    fn get(&self, mode: Mode, maker: Maker) -> wasmtime::Result<&Runtime> {
+        let slot = &self.0[match (maker, mode) {
+            (Maker::Caller, Mode::Ordinary) => 0,
+            (Maker::Caller, Mode::Deterministic) => 1,
+            (Maker::Us, Mode::Ordinary) => 2,
+            (Maker::Us, Mode::Deterministic) => 3,
         }];
         if slot.get().is_none() {
             // Only the thread that reads the line loads code, so nobody else is doing this.
-            let _ = slot.set(Runtime::new(mode)?);
+            let _ = slot.set(Runtime::new(mode, maker)?);
         }
         slot.get().ok_or_else(|| wasmtime::format_err!("no engine"))
     }
 }
 
 impl Runtime {
-    fn new(mode: Mode) -> wasmtime::Result<Runtime> {
+    fn new(mode: Mode, maker: Maker) -> wasmtime::Result<Runtime> {
         let mut config = settings::of_code(mode);
-        config.max_wasm_stack(MAX_STACK).async_stack_size(MAX_STACK + (1 << 20));
+        config.max_wasm_stack(max_stack(maker)).async_stack_size(max_stack(maker) + (1 << 20));
         let mut pool = PoolingAllocationConfig::new();
         pool.total_component_instances(MAX_INSTANCES)
             .total_core_instances(MAX_INSTANCES * 16)
@@ -141,11 +158,11 @@ impl Runtime {
             .table_elements(MAX_TABLE)
             .max_tables_per_component(32)
             .max_tables_per_module(16)
-            .max_core_instances_per_component(64)
-            .max_component_instance_size(1 << 20)
-            .max_core_instance_size(1 << 20)
-            .linear_memory_keep_resident(KEEP_RESIDENT)
-            .table_keep_resident(16 << 10)
+            .max_core_instances_per_component(100)
+            .max_component_instance_size(4 << 20)
+            .max_core_instance_size(4 << 20)
+            .linear_memory_keep_resident(keep_resident(maker))
+            .table_keep_resident(256 << 10)
             .async_stack_keep_resident(64 << 10)
             // Only what was written to is looked for. Kernels before 6.7 cannot tell.
             .pagemap_scan(Enabled::Auto);
@@ -153,6 +170,11 @@ impl Runtime {
         let engine = Engine::new(&config)?;
         let mut components = component::Linker::new(&engine);
         wasmtime_wasi::p2::add_to_linker_async(&mut components)?;
+        components
+            .instance("casemate:runtime/event-loop@0.1.0")?
+            .func_wrap("pause", |store, (nanoseconds,): (u64,)| {
+                Ok((FutureReader::new(store, pause(nanoseconds))?,))
+            })?;
         let mut modules = Linker::new(&engine);
         wasmtime_wasi::p1::add_to_linker_async(&mut modules, State::preview1)?;
         Ok(Runtime { engine, components, modules })
@@ -162,16 +184,18 @@ impl Runtime {
         let pre = self.components.instantiate_pre(component)?;
         let kind = component.component_type();
         let exports: Vec<&str> = kind.exports(&self.engine).map(|(name, _)| name).collect();
-        let export = |name: &str| component.get_export_index(None, name);
         if exports.iter().any(|name| name.starts_with("wasi:cli/run@")) {
             return Ok(Entry::Command(CommandPre::new(pre)?));
         }
-        if let Some(eval) = export("eval") {
-            return Ok(Entry::Runtime { pre, eval });
-        }
-        match export("run") {
-            Some(run) => Ok(Entry::Tool { pre, run }),
-            None => wasmtime::bail!(
+        // Both export a function of this name; an interpreter's has its source code and arguments as parameters.
+        let parameters = match kind.get_export(&self.engine, "run").map(|export| export.ty) {
+            Some(ComponentItem::ComponentFunc(function)) => Some(function.params().len()),
+            _ => None,
+        };
+        match (component.get_export_index(None, "run"), parameters) {
+            (Some(run), Some(1)) => Ok(Entry::Tool { pre, run }),
+            (Some(run), Some(2)) => Ok(Entry::Runtime { pre, run }),
+            _ => wasmtime::bail!(
                 "it exports neither `run` of casemate:tool nor wasi:cli/run, but {}",
                 if exports.is_empty() { "nothing".to_owned() } else { exports.join(", ") }
             ),
@@ -184,6 +208,16 @@ impl Runtime {
         }
         Ok(Entry::Preview1(self.modules.instantiate_pre(module)?))
     }
+}
+
+/// For an interpreter whose event loop has nothing to do for a while.
+async fn pause(nanoseconds: u64) -> wasmtime::Result<u8> {
+    match nanoseconds {
+        // Not a sleep of no length: a timer would round it up to a millisecond.
+        0 => tokio::task::yield_now().await,
+        some => tokio::time::sleep(Duration::from_nanos(some)).await,
+    }
+    Ok(0)
 }
 
 impl Entry {

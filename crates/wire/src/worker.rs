@@ -17,7 +17,7 @@ pub type ModuleId = u32;
 pub enum ToWorker {
     /// Compiled code, in the descriptor that comes with this message. The engine answers for it: nothing in here can tell
     /// whether it is what a compiler made. Answered with `Loaded` or `LoadFailed`.
-    Load { module: ModuleId, mode: Mode },
+    Load { module: ModuleId, mode: Mode, maker: Maker },
     /// No call will name it any more.
     Unload { module: ModuleId },
     /// More of the source code for a call that is yet to come.
@@ -34,6 +34,14 @@ pub enum Mode {
     Ordinary,
     /// Nothing that it can observe differs from run to run.
     Deterministic,
+}
+
+/// Whose code it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Maker {
+    Caller,
+    /// An interpreter of ours, which may nest deeper.
+    Us,
 }
 
 /// What a component or module offers to be called.

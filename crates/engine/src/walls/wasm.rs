@@ -7,6 +7,7 @@ mod cache;
 mod compiler;
 mod grants;
 mod line;
+mod runtimes;
 mod worker;
 
 use std::collections::HashMap;
@@ -19,11 +20,11 @@ use casemate_core::evidence::hex;
 use casemate_core::limits::LimitKind;
 use casemate_core::plan::Plan;
 use casemate_core::policy::Sharing;
-use casemate_core::request::{CodeSource, Workload};
+use casemate_core::request::{Capability, CodeSource, Language, Workload};
 use casemate_core::stack::{Stack, Wall as WallName};
 use casemate_wire::guest::Id;
 use casemate_wire::launch::Counters;
-use casemate_wire::worker::{self as wire, CallLimits, Files, Mode, ToWorker, World};
+use casemate_wire::worker::{self as wire, CallLimits, Files, Maker, Mode, ToWorker};
 use serde_json::{Value, json};
 
 use crate::agents::{Agents, COMPILER_DIGEST, WORKER_DIGEST};
@@ -33,8 +34,9 @@ use crate::run::{STDERR, STDIN, STDOUT, Trouble};
 use crate::wall::{Begun, Cell, Control, Job, Later, Places, Wall, WallError};
 
 use cache::Cache;
-use compiler::{Compiler, Place};
+use compiler::{Compiler, Place, What};
 pub(crate) use line::CallChannel;
+pub(crate) use runtimes::Runtimes;
 use worker::{Module, Worker};
 
 /// Source code goes to a worker in pieces of this size.
@@ -46,6 +48,7 @@ pub(crate) struct Wasm {
     worker_program: OnceLock<OwnedFd>,
     compiler_program: OnceLock<OwnedFd>,
     compiler: Compiler,
+    runtimes: Arc<Runtimes>,
     workers: Mutex<HashMap<Whose, Arc<Worker>>>,
     /// Held while a worker is being started, so that there are never two.
     starting: tokio::sync::Mutex<()>,
@@ -68,12 +71,19 @@ pub(crate) struct Call {
 }
 
 impl Wasm {
-    pub(crate) fn new(home: &Path, agents: Agents, store: Arc<Store>, run: String) -> Wasm {
+    pub(crate) fn new(
+        home: &Path,
+        agents: Agents,
+        runtimes: Arc<Runtimes>,
+        store: Arc<Store>,
+        run: String,
+    ) -> Wasm {
         Wasm {
             compiler: Compiler::new(Cache::new(home, *COMPILER_DIGEST)),
             agents,
             worker_program: OnceLock::new(),
             compiler_program: OnceLock::new(),
+            runtimes,
             workers: Mutex::default(),
             starting: tokio::sync::Mutex::default(),
             store,
@@ -102,21 +112,55 @@ impl Wasm {
         outer: &dyn Wall,
     ) -> Result<(), Trouble> {
         let Job::Call(call) = &mut cell.job else { return Ok(()) };
-        let Workload::Component { component, .. } = plan.workload() else {
-            return Err(Trouble::Failed("only components run here".into()));
-        };
         let mode = mode(plan);
+        let (what, maker) = match plan.workload() {
+            Workload::Component { component, .. } => {
+                (What::of_caller(plan.tenant(), component), Maker::Caller)
+            }
+            Workload::Code { language, .. } => {
+                let ours = self.runtimes.get(*language).map_err(Trouble::Refused)?;
+                (ours, Maker::Us)
+            }
+            Workload::Command { .. } => return Err(Trouble::Failed("a command is not WASM".into())),
+        };
         let module = call
             .worker
-            .module((component.digest(), mode), async {
+            .module((what.digest, mode), maker, async {
                 let stack = outer_stack(plan.stack());
                 let place = Place { wall: outer, stack: &stack, program: &|| self.compiler_program() };
-                self.compiler.code(plan.tenant(), component, mode, place).await
+                self.compiler.code(&what, mode, place).await
             })
             .await?;
-        grants::check(component.name(), &module, plan.capabilities()).map_err(Trouble::Refused)?;
+        grants::check(what.name, maker, &module, plan.capabilities()).map_err(Trouble::Refused)?;
         call.module = Some(module);
         Ok(())
+    }
+
+    /// Takes an interpreter in: keeps it, and compiles it for every way of running it.
+    pub(crate) async fn install(
+        &self,
+        language: Language,
+        bytes: &[u8],
+        outer: &dyn Wall,
+        mut progress: impl FnMut(&str),
+    ) -> Result<(), Trouble> {
+        let installed =
+            self.runtimes.install(language, bytes).map_err(|error| Trouble::Failed(error.to_string()))?;
+        let what = installed.what();
+        let stack = Stack::of(WallName::Container);
+        let place = Place { wall: outer, stack: &stack, program: &|| self.compiler_program() };
+        for (mode, words) in
+            [(Mode::Ordinary, "compiling"), (Mode::Deterministic, "compiling, deterministic")]
+        {
+            progress(words);
+            self.compiler.code(&what, mode, place).await?;
+        }
+        Ok(())
+    }
+
+    /// Those that there is an interpreter for.
+    pub(crate) fn languages(&self) -> Vec<Language> {
+        self.runtimes.languages()
     }
 
     /// Ends every worker.
@@ -267,14 +311,13 @@ impl Call {
             None => None,
         };
         let value = |kind| plan.limits().get(kind).map_or(u64::MAX, |bound| bound.value);
-        let granted =
-            |capability| module.world == World::Runtime || plan.capabilities().contains(&capability);
-        use casemate_core::request::Capability;
+        let ours = matches!(plan.workload(), Workload::Code { .. });
+        let granted = |capability| ours || plan.capabilities().contains(&capability);
         channel.tell(&ToWorker::Call(wire::Call {
             id,
             module: module.number,
             args,
-            env: plan.env().to_vec(),
+            env: environment(plan, ours, self.files.is_some()),
             source_name,
             stdin: stdin.then_some(id + STDIN),
             stdout: id + STDOUT,
@@ -291,6 +334,25 @@ impl Call {
         channel.flush();
         Ok(())
     }
+}
+
+/// A component has the variables that it was given. An interpreter also has those that it would have on every other wall.
+fn environment(plan: &Plan, ours: bool, files: bool) -> Vec<(String, String)> {
+    let mut env = Vec::new();
+    if ours {
+        env.push((
+            "PATH".to_owned(),
+            "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin".to_owned(),
+        ));
+    }
+    if ours && files {
+        env.extend([("HOME".to_owned(), "/work".to_owned()), ("TMPDIR".to_owned(), "/tmp".to_owned())]);
+    }
+    for (key, value) in plan.env() {
+        env.retain(|(existing, _)| existing != key);
+        env.push((key.clone(), value.clone()));
+    }
+    env
 }
 
 fn send_source(channel: &CallChannel, call: Id, bytes: &[u8]) {

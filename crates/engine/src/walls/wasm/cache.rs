@@ -1,4 +1,4 @@
-//! Compiled code on disk, per tenant. Only what this home's own compiler made is ever used: every file carries a code that
+//! Compiled code on disk, per owner. Only what this home's own compiler made is ever used: every file carries a code that
 //! takes the home's key to make, over everything that says what it is.
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
@@ -28,7 +28,8 @@ pub(crate) struct Cache {
 /// What code was compiled from, and how.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) struct Key {
-    pub(crate) tenant: String,
+    /// A tenant, or [`super::runtimes::OWNER`].
+    pub(crate) owner: String,
     pub(crate) component: [u8; 32],
     pub(crate) mode: Mode,
 }
@@ -75,15 +76,15 @@ impl Cache {
             Mode::Deterministic => "deterministic",
         };
         let name = format!("{}-{mode}-{}", hex(&key.component), &hex(&self.compiler)[..16]);
-        self.home.join("wasm").join("compiled").join(&key.tenant).join(name)
+        self.home.join("wasm").join("compiled").join(&key.owner).join(name)
     }
 
     fn mac(&self, key: &Key, bytes: &[u8]) -> io::Result<Hmac<Sha256>> {
         let mut mac = Hmac::<Sha256>::new_from_slice(self.secret()?).map_err(io::Error::other)?;
-        let Key { tenant, component, mode } = key;
+        let Key { owner, component, mode } = key;
         let mode = [*mode as u8];
         for part in
-            [&b"casemate compiled wasm v1"[..], tenant.as_bytes(), component, &mode, &self.compiler, bytes]
+            [&b"casemate compiled wasm v1"[..], owner.as_bytes(), component, &mode, &self.compiler, bytes]
         {
             mac.update(&(part.len() as u64).to_le_bytes());
             mac.update(part);

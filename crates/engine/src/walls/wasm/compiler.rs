@@ -1,7 +1,9 @@
 //! Compiles components: each once, in a cell of its own, under limits.
 
 use std::collections::HashMap;
+use std::io;
 use std::os::fd::{AsFd, OwnedFd};
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use casemate_core::limits::{LimitKind, LimitsDraft};
@@ -10,6 +12,7 @@ use casemate_core::plan::Plan;
 use casemate_core::request::{Component, Request, RequestDraft, Stdin, Workload};
 use casemate_core::stack::Stack;
 use casemate_wire::worker::Mode;
+use sha2::{Digest, Sha256};
 use tokio::sync::{OnceCell, Semaphore, mpsc};
 
 use super::cache::{Cache, Key};
@@ -54,6 +57,41 @@ impl From<Failure> for Trouble {
     }
 }
 
+/// Something to compile.
+pub(crate) struct What<'a> {
+    pub(crate) name: &'a str,
+    /// Whose code it is: a tenant, or nobody's in particular.
+    pub(crate) owner: &'a str,
+    pub(crate) digest: [u8; 32],
+    pub(crate) bytes: Bytes<'a>,
+}
+
+/// Only needed if it was not compiled before.
+pub(crate) enum Bytes<'a> {
+    Here(&'a [u8]),
+    File(PathBuf),
+}
+
+impl<'a> What<'a> {
+    pub(crate) fn of_caller(tenant: &'a str, component: &'a Component) -> What<'a> {
+        let bytes = Bytes::Here(component.bytes());
+        What { name: component.name(), owner: tenant, digest: component.digest(), bytes }
+    }
+}
+
+impl What<'_> {
+    fn read(&self) -> io::Result<Vec<u8>> {
+        let bytes = match &self.bytes {
+            Bytes::Here(bytes) => return Ok(bytes.to_vec()),
+            Bytes::File(path) => std::fs::read(path)?,
+        };
+        match Sha256::digest(&bytes)[..] == self.digest {
+            true => Ok(bytes),
+            false => Err(io::Error::other(format!("the file of {} was changed", self.name))),
+        }
+    }
+}
+
 /// Where a compiler runs.
 #[derive(Clone, Copy)]
 pub(crate) struct Place<'a> {
@@ -71,12 +109,11 @@ impl Compiler {
     /// Compiled code in sealed memory: from memory, from disk, or made now.
     pub(crate) async fn code(
         &self,
-        tenant: &str,
-        component: &Component,
+        what: &What<'_>,
         mode: Mode,
         place: Place<'_>,
     ) -> Result<Arc<OwnedFd>, Trouble> {
-        let key = Key { tenant: tenant.to_owned(), component: component.digest(), mode };
+        let key = Key { owner: what.owner.to_owned(), component: what.digest, mode };
         let slot = {
             let mut code = self.code.lock().unwrap_or_else(PoisonError::into_inner);
             if code.len() >= KEPT && !code.contains_key(&key) {
@@ -85,7 +122,7 @@ impl Compiler {
             }
             code.entry(key.clone()).or_default().clone()
         };
-        let made = slot.get_or_init(|| self.find_or_compile(&key, component, place)).await.clone();
+        let made = slot.get_or_init(|| self.find_or_compile(&key, what, place)).await.clone();
         if made.is_err() {
             // Whoever asks again later may have more luck.
             let mut code = self.code.lock().unwrap_or_else(PoisonError::into_inner);
@@ -99,7 +136,7 @@ impl Compiler {
     async fn find_or_compile(
         &self,
         key: &Key,
-        component: &Component,
+        what: &What<'_>,
         place: Place<'_>,
     ) -> Result<Arc<OwnedFd>, Failure> {
         let unreadable =
@@ -108,25 +145,22 @@ impl Compiler {
             return Ok(Arc::new(found));
         }
         let _turn = self.turns.acquire().await.map_err(|_| Failure::Failed("shutting down".into()))?;
-        let compiled = compile(key, component, place).await?;
+        let compiled = compile(key, what, place).await?;
         self.cache.keep(key, &compiled).map(Arc::new).map_err(unreadable)
     }
 }
 
-async fn compile(key: &Key, component: &Component, place: Place<'_>) -> Result<Vec<u8>, Failure> {
+async fn compile(key: &Key, what: &What<'_>, place: Place<'_>) -> Result<Vec<u8>, Failure> {
     let refused = |reason: String, hint: &str| Failure::Refused(Refusal::new(reason, hint));
     let failed = |reason: String| Failure::Failed(format!("the compiler: {reason}"));
+    let bytes = what.read().map_err(|error| failed(error.to_string()))?;
     let plan = plan(key.mode, place.stack).map_err(Failure::Refused)?;
     let program = (place.program)().map_err(|error| failed(error.to_string()))?;
     let attachment = Attachment { program: program.as_fd(), line: None };
     let cell =
         place.wall.start_program(&plan, attachment).await.map_err(|error| failed(error.to_string()))?;
     let (output, mut chunks) = mpsc::channel(8);
-    let io = Io {
-        stdin: Some(Box::new(std::io::Cursor::new(component.bytes().to_vec()))),
-        output: Some(output),
-        ..Io::default()
-    };
+    let io = Io { stdin: Some(Box::new(std::io::Cursor::new(bytes))), output: Some(output), ..Io::default() };
     let gather = async {
         let (mut code, mut words) = (Vec::new(), Vec::new());
         while let Some(chunk) = chunks.recv().await {
@@ -146,7 +180,7 @@ async fn compile(key: &Key, component: &Component, place: Place<'_>) -> Result<V
             Stream::Stderr => words.extend(chunk.bytes),
         }
     }
-    let name = component.name();
+    let name = what.name;
     match ended {
         Ok(Status::Exited { code: 0 }) if !ran.stdout_truncated => Ok(code),
         Ok(Status::Exited { code: REFUSED }) => {

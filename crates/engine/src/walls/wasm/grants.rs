@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use casemate_core::outcome::Refusal;
 use casemate_core::request::Capability;
-use casemate_wire::worker::World;
+use casemate_wire::worker::{Maker, World};
 
 use super::worker::Module;
 
@@ -22,9 +22,14 @@ enum Need {
 }
 
 /// The first import that nothing was granted for is the reason for a refusal.
-pub(super) fn check(name: &str, module: &Module, granted: &BTreeSet<Capability>) -> Result<(), Refusal> {
+pub(super) fn check(
+    name: &str,
+    maker: Maker,
+    module: &Module,
+    granted: &BTreeSet<Capability>,
+) -> Result<(), Refusal> {
     // Our own interpreters import whatever their languages could use; what they are given decides what works.
-    if module.world != World::Runtime {
+    if maker == Maker::Caller {
         for import in &module.imports {
             let (what, hint) = match need(import) {
                 Need::Nothing => continue,
@@ -45,12 +50,15 @@ pub(super) fn check(name: &str, module: &Module, granted: &BTreeSet<Capability>)
             return Err(Refusal::new(format!("{name} imports {import}: {what} was not granted"), hint));
         }
     }
-    module.callable.clone().map_err(|why| {
-        Refusal::new(
-            format!("{name} cannot be called: {why}"),
-            "export `run` of casemate:tool, wasi:cli/run, or (in a module for WASI preview 1) _start",
-        )
-    })
+    let why = match (&module.callable, maker, module.world) {
+        (Err(why), ..) => why.as_str(),
+        (Ok(()), Maker::Caller, World::Runtime) => "its `run` is not the one of casemate:tool",
+        (Ok(()), ..) => return Ok(()),
+    };
+    Err(Refusal::new(
+        format!("{name} cannot be called: {why}"),
+        "export `run` of casemate:tool, wasi:cli/run, or (in a module for WASI preview 1) _start",
+    ))
 }
 
 fn need(import: &str) -> Need {
@@ -82,7 +90,8 @@ mod tests {
     }
 
     fn refusal(import: &str) -> Refusal {
-        check("x.wasm", &module(&["wasi:io/streams@0.2.6", import]), &BTreeSet::new()).unwrap_err()
+        check("x.wasm", Maker::Caller, &module(&["wasi:io/streams@0.2.6", import]), &BTreeSet::new())
+            .unwrap_err()
     }
 
     #[test]
@@ -100,6 +109,6 @@ mod tests {
     fn what_was_granted_passes() {
         let granted = BTreeSet::from([Capability::Clocks]);
         let module = module(&["wasi:cli/stdout@0.2.6", "wasi:clocks/monotonic-clock@0.2.6"]);
-        assert!(check("x.wasm", &module, &granted).is_ok());
+        assert!(check("x.wasm", Maker::Caller, &module, &granted).is_ok());
     }
 }

@@ -12,7 +12,7 @@ use casemate_core::outcome::Refusal;
 use casemate_core::plan::Plan;
 use casemate_core::request::{Request, RequestDraft, Workload};
 use casemate_core::stack::Stack;
-use casemate_wire::worker::{Mode, ModuleId, ToWorker, World};
+use casemate_wire::worker::{Maker, Mode, ModuleId, ToWorker, World};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 use tokio::sync::OnceCell;
@@ -164,6 +164,7 @@ impl Worker {
     pub(super) async fn module(
         &self,
         what: What,
+        maker: Maker,
         code: impl Future<Output = Result<Arc<OwnedFd>, Trouble>>,
     ) -> Result<Module, Trouble> {
         let slot = {
@@ -173,7 +174,7 @@ impl Worker {
         let load = async {
             let code = code.await?;
             let copy = code.try_clone().map_err(|error| Trouble::Failed(error.to_string()))?;
-            let message = |module| ToWorker::Load { module, mode: what.1 };
+            let message = |module| ToWorker::Load { module, mode: what.1, maker };
             let loaded = self.line.load(message, copy).await;
             let loaded =
                 loaded.map_err(|why| Trouble::Failed(format!("the worker cannot load the code: {why}")))?;

@@ -1,0 +1,303 @@
+//! `casemate setup`: gets or builds what a wall needs.
+
+use std::fs;
+use std::io::ErrorKind;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use casemate_core::limits::{LimitKind, LimitsDraft};
+use casemate_core::outcome::Status;
+use casemate_core::request::{Isolation, Language, Request, RequestDraft, Workload};
+use casemate_core::stack::{Stack, Wall};
+use casemate_engine::{Ahead, Engine, Io};
+use indicatif::{ProgressBar, ProgressStyle};
+use sha2::{Digest, Sha256};
+
+use crate::failure::{Failure, os_words};
+use crate::files::{self, Landing};
+use crate::output::{self, Mode, Wait};
+use crate::render::terminal::Style;
+use crate::{exit, home};
+
+/// What the language runtimes are built from, besides the pinned packages.
+const SOURCES: &[(&str, &[u8])] = &include!(concat!(env!("OUT_DIR"), "/runtimes.rs"));
+
+/// One per file that has to be fetched: who fetches it, and what it is called there.
+const PIP: &str = "componentize-py==0.25.1";
+const NPM: [&str; 2] = ["componentize-qjs@0.4.5", "@andreiltd/componentize-qjs-binding-linux-x64-gnu@0.4.5"];
+
+const MIB: u64 = 1 << 20;
+
+pub(crate) async fn setup(
+    walls: &[String],
+    from: Option<&Path>,
+    policy: Option<&Path>,
+) -> Result<u8, Failure> {
+    for wall in walls {
+        match wall.parse()? {
+            Wall::Wasm => {}
+            Wall::Process | Wall::Container => {
+                eprintln!("{wall}: nothing to set up; `casemate doctor` says whether it stands");
+            }
+            other => {
+                return Err(Failure::new(
+                    format!("{other} is not part of this version"),
+                    "`casemate doctor` lists what there is",
+                ));
+            }
+        }
+    }
+    if walls.is_empty() || walls.iter().any(|wall| wall == Wall::Wasm.as_str()) {
+        wasm(from, policy).await?;
+    }
+    Ok(exit::DONE)
+}
+
+/// Builds the interpreters for Python and JavaScript. Third parties' code takes part in it, so that happens in a cell.
+async fn wasm(from: Option<&Path>, policy: Option<&Path>) -> Result<(), Failure> {
+    let mut engine = home::open(policy, Ahead::Nothing, None).await?;
+    let place = Place::make()?;
+    let built = build(&engine, &place, from).await;
+    let installed = match built {
+        Ok(()) => install(&mut engine, &place).await,
+        Err(failure) => Err(failure),
+    };
+    engine.shutdown().await?;
+    installed
+}
+
+async fn build(engine: &Engine, place: &Place, from: Option<&Path>) -> Result<(), Failure> {
+    place.write_sources()?;
+    let downloads = place.directory("src/downloads")?;
+    match from {
+        Some(directory) => {
+            let _step = Step::begin(format!("copying packages from {}", directory.display()));
+            copy_pinned(directory, &downloads)?;
+        }
+        None => fetch(&downloads)?,
+    }
+    check_pins(&downloads)?;
+    let _step = Step::begin("building Python and JavaScript for WASM, in a cell".into());
+    build_in_cell(engine, place).await
+}
+
+fn fetch(into: &Path) -> Result<(), Failure> {
+    {
+        let _step = Step::begin(format!("fetching {PIP}"));
+        let requirements = into.join("../python/requirements.txt");
+        let mut pip = Command::new("python3");
+        pip.args(["-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"])
+            .args(["--only-binary", ":all:", "--require-hashes", "--platform", "manylinux_2_28_x86_64"])
+            .args(["--python-version", "3.11", "--implementation", "cp", "--abi", "abi3", "--dest"])
+            .arg(into)
+            .arg("-r")
+            .arg(requirements);
+        run(pip, "install it with: apt-get install python3-pip")?;
+    }
+    let _step = Step::begin(format!("fetching {}", NPM[0]));
+    let mut npm = Command::new("npm");
+    npm.args(["pack", "--silent", "--ignore-scripts", "--pack-destination"]).arg(into).args(NPM);
+    run(npm, "install it with: apt-get install npm")
+}
+
+/// Runs a program of the host, which says on standard error what went wrong.
+fn run(mut command: Command, missing: &str) -> Result<(), Failure> {
+    let name = command.get_program().to_string_lossy().into_owned();
+    let output = command.output().map_err(|error| match error.kind() {
+        ErrorKind::NotFound => Failure::new(format!("{name} is not installed"), missing),
+        _ => Failure::new(format!("cannot run {name}: {}", os_words(error)), missing),
+    })?;
+    if output.status.success() {
+        return Ok(());
+    }
+    let words = String::from_utf8_lossy(&output.stderr);
+    let last = words.lines().rfind(|line| !line.trim().is_empty()).unwrap_or("it did not say why");
+    let hint = match words.contains("No module named pip") {
+        true => missing.to_owned(),
+        false => "without a network, get the files listed in runtimes/pins.sha256 elsewhere and give their directory \
+                  with --from"
+            .to_owned(),
+    };
+    Err(Failure::new(format!("{name} failed: {last}"), hint))
+}
+
+/// Name and digest of each file that is part of the build.
+fn pins() -> impl Iterator<Item = (&'static str, &'static str)> {
+    let pins = SOURCES.iter().find(|(name, _)| *name == "pins.sha256").map_or(&[][..], |(_, bytes)| bytes);
+    std::str::from_utf8(pins).unwrap_or_default().lines().filter_map(|line| {
+        let (digest, name) = line.split_once("  ")?;
+        Some((name, digest))
+    })
+}
+
+fn copy_pinned(from: &Path, into: &Path) -> Result<(), Failure> {
+    for (name, _) in pins() {
+        let source = from.join(name);
+        fs::copy(&source, into.join(name)).map_err(|error| {
+            Failure::new(
+                format!("cannot copy {}: {}", source.display(), os_words(error)),
+                "--from takes a directory with every file that runtimes/pins.sha256 lists",
+            )
+        })?;
+    }
+    Ok(())
+}
+
+fn check_pins(directory: &Path) -> Result<(), Failure> {
+    for (name, pinned) in pins() {
+        let path = directory.join(name);
+        let bytes = fs::read(&path).map_err(|error| cannot("read", &path, error))?;
+        let digest = Sha256::digest(&bytes);
+        let found: String = digest.iter().map(|byte| format!("{byte:02x}")).collect();
+        if found != pinned {
+            return Err(Failure::new(
+                format!("{name} is not the file that this version was made for (sha256 {found})"),
+                "whoever serves it has changed it: do not use it, and tell us",
+            ));
+        }
+    }
+    Ok(())
+}
+
+async fn build_in_cell(engine: &Engine, place: &Place) -> Result<(), Failure> {
+    let argv = ["sh", "/work/src/build.sh", "/work/src/downloads", "/work/out"].map(str::to_owned);
+    let mut draft = RequestDraft::new(Workload::Command { argv: argv.to_vec() });
+    let container = Stack::of(Wall::Container);
+    let profile = engine.profiles().iter().find(|profile| *profile.stack() == container);
+    draft.isolation = Isolation::Exactly(container.clone());
+    draft.limits = limits(|kind| profile.is_some_and(|profile| profile.enforces(kind)));
+    draft.files_in = vec!["/work/src".into()];
+    draft.files_out = vec!["/work/out".into()];
+    let request = Request::new(draft)?;
+    let gathered = files::gather(&[place.path("src")], request.files_in())?;
+    let landing = Landing::open(request.files_out(), &[place.path("out")])?;
+    let (cancel, cancelled) = tokio::sync::watch::channel(false);
+    let (sender, output) = output::start(Mode::Collect(MIB), cancel);
+    let io = Io {
+        inputs: gathered.inputs,
+        outbox: Some(Box::new(landing)),
+        output: Some(sender),
+        cancel: Some(cancelled),
+        ..Io::default()
+    };
+    let executed = engine.execute(request, io).await;
+    let words = output.finish(Wait::UntilRead, std::future::pending()).await;
+    match executed.outcome.status {
+        Status::Exited { code: 0 } => Ok(()),
+        Status::Refused(refusal) => Err(refusal.into()),
+        status => {
+            let words = words.and_then(Result::ok).map(|collected| collected.stderr).unwrap_or_default();
+            let words = String::from_utf8_lossy(&words).into_owned();
+            let last = words.lines().rfind(|line| !line.trim().is_empty()).unwrap_or_default();
+            Err(Failure::new(
+                format!("the build in the cell {}: {last}", status.describe()),
+                "it needs python3 (3.9 or newer) and node (18 or newer) in /usr: apt-get install python3 nodejs",
+            ))
+        }
+    }
+}
+
+/// The build takes 18 seconds, 570 MB and 16 tasks. Where memory cannot be limited, it is not asked for.
+fn limits(enforced: impl Fn(LimitKind) -> bool) -> LimitsDraft {
+    let mut limits = LimitsDraft::new()
+        .with(LimitKind::WallTime, 600_000)
+        .with(LimitKind::Disk, 240 * MIB)
+        .with(LimitKind::Pids, 64);
+    if enforced(LimitKind::Memory) {
+        limits.set(LimitKind::Memory, 1024 * MIB);
+    }
+    limits
+}
+
+async fn install(engine: &mut Engine, place: &Place) -> Result<(), Failure> {
+    for language in [Language::Python, Language::Javascript] {
+        let path = place.path(&format!("out/{language}.wasm"));
+        let component = fs::read(&path).map_err(|error| cannot("read", &path, error))?;
+        let step = Step::begin(format!("{language}: checking"));
+        engine
+            .install_runtime(language, &component, |words| step.say(format!("{language}: {words}")))
+            .await?;
+    }
+    Ok(())
+}
+
+fn cannot(action: &str, path: &Path, error: std::io::Error) -> Failure {
+    let hint = "free some space, or set CASEMATE_HOME to a directory of yours";
+    Failure::new(format!("cannot {action} {}: {}", path.display(), os_words(error)), hint)
+}
+
+/// A directory of our own, removed when we leave.
+struct Place(PathBuf);
+
+impl Place {
+    fn make() -> Result<Place, Failure> {
+        let path = casemate_engine::default_home().join("wasm").join(format!("setup-{}", std::process::id()));
+        fs::create_dir_all(&path).map_err(|error| cannot("make", &path, error))?;
+        Ok(Place(path))
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.0.join(name)
+    }
+
+    fn directory(&self, name: &str) -> Result<PathBuf, Failure> {
+        let path = self.path(name);
+        fs::create_dir_all(&path).map_err(|error| cannot("make", &path, error))?;
+        Ok(path)
+    }
+
+    fn write_sources(&self) -> Result<(), Failure> {
+        for (name, bytes) in SOURCES {
+            let path = self.path(&format!("src/{name}"));
+            let write = || {
+                path.parent().map_or(Ok(()), fs::create_dir_all)?;
+                fs::write(&path, bytes)?;
+                fs::set_permissions(&path, fs::Permissions::from_mode(0o755))
+            };
+            write().map_err(|error| cannot("write", &path, error))?;
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+/// One step, for whoever watches: turning on a terminal, a line elsewhere.
+struct Step(Option<ProgressBar>);
+
+impl Step {
+    fn begin(words: String) -> Step {
+        if Style::of_stderr() == Style::Plain {
+            eprintln!("{words} …");
+            return Step(None);
+        }
+        let bar = ProgressBar::new_spinner();
+        if let Ok(style) = ProgressStyle::with_template("{spinner} {msg} ({elapsed})") {
+            bar.set_style(style);
+        }
+        bar.set_message(words);
+        bar.enable_steady_tick(Duration::from_millis(100));
+        Step(Some(bar))
+    }
+
+    fn say(&self, words: String) {
+        match &self.0 {
+            Some(bar) => bar.set_message(words),
+            None => eprintln!("{words} …"),
+        }
+    }
+}
+
+impl Drop for Step {
+    fn drop(&mut self) {
+        if let Some(bar) = &self.0 {
+            bar.finish();
+        }
+    }
+}

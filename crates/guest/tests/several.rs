@@ -10,8 +10,8 @@ use std::time::Duration;
 use casemate_wire::PROTOCOL_VERSION;
 use casemate_wire::frame::{self, Body, Decoder};
 use casemate_wire::guest::{
-    Access, Config, Exec, Filter, Ids, LandlockRule, Network, Presence, Ptrace, Rlimits, ToGuest, ToHost,
-    WaitStatus,
+    Access, Config, Exec, Executable, Filter, Ids, Input, LandlockRule, Network, Presence, Ptrace, Rlimits,
+    ToGuest, ToHost, WaitStatus,
 };
 
 /// What the guest says, as far as these tests care.

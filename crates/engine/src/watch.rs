@@ -1,6 +1,7 @@
 //! Follows a running payload: moves its streams, reads its counters, decides when it has to go, draws the balance.
 
 use std::collections::VecDeque;
+use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use casemate_core::limits::LimitKind;
@@ -104,6 +105,13 @@ impl<'a> Watch<'a> {
         let mut stdin = self.io.stdin.take();
         let output = self.io.output.clone();
         let mut chunk = vec![0; if stdin.is_some() { 32 * 1024 } else { 0 }];
+        // What is there already is sent together with what asked for it.
+        while self.input.open
+            && let room @ 1.. = self.input.window.available().min(chunk.len())
+            && let Some(read) = at_once(read_some(&mut stdin, &mut chunk[..room])).await
+        {
+            self.feed(read, &chunk, &mut cell.channel);
+        }
         loop {
             let room = self.input.window.available().min(chunk.len());
             let listening = !self.pending.is_empty();
@@ -353,6 +361,18 @@ async fn reserve(output: Option<&tokio::sync::mpsc::Sender<Chunk>>) -> Permit<'_
         Some(sender) => sender.reserve().await.map_or(Permit::Nobody, Permit::Listener),
         None => Permit::Nobody,
     }
+}
+
+/// The result of `future` if it has one now.
+async fn at_once<T>(future: impl Future<Output = T>) -> Option<T> {
+    let mut future = std::pin::pin!(future);
+    std::future::poll_fn(|context| {
+        Poll::Ready(match future.as_mut().poll(context) {
+            Poll::Ready(done) => Some(done),
+            Poll::Pending => None,
+        })
+    })
+    .await
 }
 
 async fn read_some(

@@ -10,6 +10,7 @@ use std::io::{self, Read, Write};
 use std::process::ExitCode;
 
 use casemate_wire::worker::Mode;
+use rustix::process::{Resource, Rlimit, setrlimit};
 use wasmtime::Engine;
 
 /// The module is at fault. Anything else that goes wrong is ours.
@@ -34,7 +35,19 @@ enum Failure {
     Io(io::Error),
 }
 
+/// Where the cell has no cgroup to do it, this keeps a bomb from taking all memory or a processor for ever.
+const MAX_ADDRESS_SPACE: u64 = 4 << 30;
+const MAX_CPU_SECONDS: u64 = 90;
+
+fn limit_ourselves() -> io::Result<()> {
+    for (resource, most) in [(Resource::As, MAX_ADDRESS_SPACE), (Resource::Cpu, MAX_CPU_SECONDS)] {
+        setrlimit(resource, Rlimit { current: Some(most), maximum: Some(most) })?;
+    }
+    Ok(())
+}
+
 fn compile() -> Result<(), Failure> {
+    limit_ourselves().map_err(Failure::Io)?;
     let mode = match std::env::args().nth(1).as_deref() {
         Some("deterministic") => Mode::Deterministic,
         _ => Mode::Ordinary,

@@ -54,24 +54,16 @@ pub(crate) fn open(socket: OwnedFd) -> io::Result<(Line, Voice)> {
 }
 
 impl Line {
-    /// The next event; `None` when the engine is gone.
-    pub(crate) async fn next(&mut self) -> io::Result<Option<Event>> {
-        loop {
-            if let Some(frame) = self.decoder.next_frame().map_err(io::Error::other)? {
-                let stream = frame.stream;
-                return Ok(Some(match frame.body {
-                    Body::Message(bytes) => {
-                        Event::Message(ToWorker::decode(bytes).map_err(io::Error::other)?)
-                    }
-                    Body::Data(bytes) => Event::Data { stream, bytes: bytes.to_vec() },
-                    Body::Credit(bytes) => Event::Credit { stream, bytes },
-                    Body::End => Event::End { stream },
-                }));
-            }
-            if !self.fill().await? {
-                return Ok(None);
-            }
-        }
+    /// The next event of those that have arrived.
+    pub(crate) fn next(&mut self) -> io::Result<Option<Event>> {
+        let Some(frame) = self.decoder.next_frame().map_err(io::Error::other)? else { return Ok(None) };
+        let stream = frame.stream;
+        Ok(Some(match frame.body {
+            Body::Message(bytes) => Event::Message(ToWorker::decode(bytes).map_err(io::Error::other)?),
+            Body::Data(bytes) => Event::Data { stream, bytes: bytes.to_vec() },
+            Body::Credit(bytes) => Event::Credit { stream, bytes },
+            Body::End => Event::End { stream },
+        }))
     }
 
     /// The descriptor that came with the message just read.
@@ -79,7 +71,8 @@ impl Line {
         self.descriptors.pop_front().ok_or_else(|| io::Error::other("a message without its descriptor"))
     }
 
-    async fn fill(&mut self) -> io::Result<bool> {
+    /// Waits for more to arrive; `false` when the engine is gone.
+    pub(crate) async fn fill(&mut self) -> io::Result<bool> {
         loop {
             self.socket.readable().await?;
             let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];

@@ -51,17 +51,32 @@ async fn serve() -> io::Result<()> {
     voice.flush();
     let modules = Modules::default();
     let ticker = Ticker::start(modules.engines())?;
-    let mut worker = Worker { modules, calls: Calls::default(), sources: HashMap::new(), voice, ticker };
-    while let Some(event) = line.next().await? {
-        worker.handle(event, &mut line)?;
+    let mut worker = Worker {
+        modules,
+        calls: Calls::default(),
+        sources: HashMap::new(),
+        admitted: Vec::new(),
+        voice,
+        ticker,
+    };
+    loop {
+        while let Some(event) = line.next()? {
+            worker.handle(event, &mut line)?;
+        }
+        // Only now: what a call is given often comes together with it.
+        worker.begin_calls();
+        if !line.fill().await? {
+            return Ok(());
+        }
     }
-    Ok(())
 }
 
 struct Worker {
     modules: Modules,
     calls: Calls,
     sources: HashMap<u32, Vec<u8>>,
+    /// Calls that are about to begin; some of them were always quick.
+    admitted: Vec<(bool, Pin<Box<dyn Future<Output = ()> + Send>>)>,
     voice: Voice,
     ticker: Ticker,
 }
@@ -89,7 +104,7 @@ impl Worker {
                 }
                 self.sources.entry(call).or_default().extend(bytes);
             }
-            Event::Message(ToWorker::Call(call)) => self.call(call),
+            Event::Message(ToWorker::Call(call)) => self.admit(call),
             Event::Message(ToWorker::Cancel { call }) => {
                 if let Some(handle) = self.calls.of_stream(call) {
                     handle.cancel.notify_one();
@@ -115,32 +130,41 @@ impl Worker {
         Ok(())
     }
 
-    fn call(&mut self, call: Call) {
+    fn admit(&mut self, call: Call) {
         let id = call.id;
         let source = self.sources.remove(&id).unwrap_or_default();
-        let Some(loaded) = self.modules.get(call.module) else {
-            self.voice.tell(&ToHost::CallFailed { call: id, why: "no such module".into() });
-            self.voice.flush();
-            return;
+        let loaded = match self.modules.get(call.module) {
+            Some(loaded) if loaded.may_run(call.grants) => loaded,
+            found => {
+                let why = if found.is_some() { "it imports what was not granted" } else { "no such module" };
+                self.voice.tell(&ToHost::CallFailed { call: id, why: why.into() });
+                return self.voice.flush();
+            }
         };
         let handle = Handle::new(&call, &self.voice);
         self.calls.add(handle.clone());
         let quick = loaded.quick.load(Ordering::Relaxed);
         let (calls, voice) = (self.calls.clone(), self.voice.clone());
         let running = self.ticker.begin();
-        let mut run = Box::pin(async move {
+        let run = Box::pin(async move {
             call::run(call, source, loaded, handle, voice).await;
             calls.remove(id);
             drop(running);
         });
-        // What takes less time than another thread would to wake up is done at once.
-        if !quick || poll_once(run.as_mut()).is_pending() {
-            tokio::spawn(run);
+        self.admitted.push((quick, run));
+    }
+
+    fn begin_calls(&mut self) {
+        for (quick, mut run) in self.admitted.drain(..) {
+            // What takes less time than another thread would to wake up is done at once.
+            if !quick || poll_once(run.as_mut()).is_pending() {
+                tokio::spawn(run);
+            }
         }
     }
 }
 
-fn poll_once(future: Pin<&mut impl Future<Output = ()>>) -> Poll<()> {
+fn poll_once(future: Pin<&mut (dyn Future<Output = ()> + Send)>) -> Poll<()> {
     future.poll(&mut Context::from_waker(Waker::noop()))
 }
 

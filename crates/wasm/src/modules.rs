@@ -6,7 +6,7 @@ use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use casemate_wire::worker::{Maker, Mode, ModuleId, World};
+use casemate_wire::worker::{Grants, Maker, Mode, ModuleId, World};
 use wasmtime::component::types::ComponentItem;
 use wasmtime::component::{self, Component, ComponentExportIndex, FutureReader};
 use wasmtime::{
@@ -62,6 +62,8 @@ pub(crate) struct Loaded {
     pub(crate) engine: Engine,
     pub(crate) mode: Mode,
     pub(crate) entry: Entry,
+    maker: Maker,
+    imports: Vec<String>,
     /// The last call was over so soon that the next one need not get a turn of its own.
     pub(crate) quick: AtomicBool,
 }
@@ -109,7 +111,14 @@ impl Modules {
             Err(error) => return Ok((Err(format!("{error:#}")), imports)),
         };
         let world = entry.world();
-        let loaded = Loaded { engine: runtime.engine.clone(), mode, entry, quick: AtomicBool::new(false) };
+        let loaded = Loaded {
+            engine: runtime.engine.clone(),
+            mode,
+            entry,
+            maker,
+            imports: imports.clone(),
+            quick: AtomicBool::new(false),
+        };
         self.loaded.insert(id, Arc::new(loaded));
         Ok((Ok(world), imports))
     }
@@ -218,6 +227,14 @@ async fn pause(nanoseconds: u64) -> wasmtime::Result<u8> {
         some => tokio::time::sleep(Duration::from_nanos(some)).await,
     }
     Ok(0)
+}
+
+impl Loaded {
+    /// Whether a call with these grants may have what it imports. The engine has refused others already; this is the wall
+    /// itself. Our own interpreters import more than they can use.
+    pub(crate) fn may_run(&self, grants: Grants) -> bool {
+        self.maker == Maker::Us || grants.cover(self.imports.iter().map(String::as_str))
+    }
 }
 
 impl Entry {

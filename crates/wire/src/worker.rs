@@ -90,6 +90,53 @@ pub struct Grants {
     pub random: bool,
 }
 
+/// What it takes to have an import.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Need {
+    /// It gives access to nothing by itself: streams, arguments, an environment and a file system that are empty unless something
+    /// was put into them.
+    Nothing,
+    Clocks,
+    Random,
+    /// Connections to elsewhere.
+    Egress,
+    /// There is no such thing here.
+    Unknown,
+}
+
+impl Need {
+    /// Of an import as it is named in a component, or `module.name` of a core module.
+    pub fn of_import(import: &str) -> Need {
+        if let Some(function) = import.strip_prefix("wasi_snapshot_preview1.") {
+            return match function {
+                "clock_time_get" | "clock_res_get" | "poll_oneoff" => Need::Clocks,
+                "random_get" => Need::Random,
+                _ if function.starts_with("sock_") => Need::Egress,
+                _ => Need::Nothing,
+            };
+        }
+        match import.split(['/', '@']).next() {
+            Some("wasi:cli" | "wasi:io" | "wasi:filesystem") => Need::Nothing,
+            Some("wasi:clocks") => Need::Clocks,
+            Some("wasi:random") => Need::Random,
+            Some("wasi:http" | "wasi:sockets") => Need::Egress,
+            _ => Need::Unknown,
+        }
+    }
+}
+
+impl Grants {
+    /// Whether everything that these imports give access to was granted.
+    pub fn cover<'a>(self, mut imports: impl Iterator<Item = &'a str>) -> bool {
+        imports.all(|import| match Need::of_import(import) {
+            Need::Nothing => true,
+            Need::Clocks => self.clocks,
+            Need::Random => self.random,
+            Need::Egress | Need::Unknown => false,
+        })
+    }
+}
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CallLimits {
     /// Linear memories and tables together.

@@ -22,23 +22,31 @@ use rustix::rand::{GetRandomFlags, getrandom};
 
 /// Puts a program into memory that nobody can write to any more, not even its own process (CVE-2019-5736).
 pub(crate) fn sealed_program(name: &str, bytes: &[u8]) -> io::Result<OwnedFd> {
-    sealed(name, bytes, MemfdFlags::EXEC)
+    let mut memory = Memory::new(name)?;
+    memory.write(bytes)?;
+    memory.seal()
 }
 
-/// Likewise, for what is not a program. It may be mapped to be executed all the same.
-pub(crate) fn sealed_file(name: &str, bytes: &[u8]) -> io::Result<OwnedFd> {
-    sealed(name, bytes, MemfdFlags::EXEC)
-}
+/// Memory that is filled and then sealed. It may be executed.
+pub(crate) struct Memory(File);
 
-fn sealed(name: &str, bytes: &[u8], kind: MemfdFlags) -> io::Result<OwnedFd> {
-    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-    // Kernels with vm.memfd_noexec want to be asked; older ones do not know the flag.
-    let fd = memfd_create(name, flags | kind).or_else(|_| memfd_create(name, flags))?;
-    let mut file = File::from(fd);
-    file.write_all(bytes)?;
-    let fd = OwnedFd::from(file);
-    fcntl_add_seals(&fd, SealFlags::SEAL | SealFlags::SHRINK | SealFlags::GROW | SealFlags::WRITE)?;
-    Ok(fd)
+impl Memory {
+    pub(crate) fn new(name: &str) -> io::Result<Memory> {
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        // Kernels with vm.memfd_noexec want to be asked; older ones do not know the flag.
+        let fd = memfd_create(name, flags | MemfdFlags::EXEC).or_else(|_| memfd_create(name, flags))?;
+        Ok(Memory(File::from(fd)))
+    }
+
+    pub(crate) fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
+        self.0.write_all(bytes)
+    }
+
+    pub(crate) fn seal(self) -> io::Result<OwnedFd> {
+        let fd = OwnedFd::from(self.0);
+        fcntl_add_seals(&fd, SealFlags::SEAL | SealFlags::SHRINK | SealFlags::GROW | SealFlags::WRITE)?;
+        Ok(fd)
+    }
 }
 
 /// Starts `program` with `control` as its standard input, no environment, and a process group of its own, so that

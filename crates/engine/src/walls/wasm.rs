@@ -15,6 +15,7 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::Duration;
 
 use casemate_core::evidence::hex;
 use casemate_core::limits::LimitKind;
@@ -41,6 +42,10 @@ use worker::{Module, Worker};
 
 /// Source code goes to a worker in pieces of this size.
 const PIECE: usize = 1 << 20;
+
+/// Workers that stay although they have nothing to do, and for how long, once another one is needed.
+const MAX_WORKERS: usize = 64;
+const MAX_IDLE: Duration = Duration::from_secs(600);
 
 pub(crate) struct Wasm {
     agents: Agents,
@@ -185,6 +190,9 @@ impl Wasm {
         if let Some(dead) = dead {
             dead.end("it had died").await;
         }
+        for idle in self.take_idle() {
+            idle.end("nobody needed it for a while").await;
+        }
         let program = self.worker_program()?;
         let stack = outer_stack(plan.stack());
         let shared =
@@ -216,8 +224,23 @@ impl Wasm {
         Ok(Cell { channel: Channel::Call(channel), job, places, control: Box::new(OwnControl(control)) })
     }
 
+    /// Workers that are not worth their memory any more, taken from the others.
+    fn take_idle(&self) -> Vec<Arc<Worker>> {
+        let mut workers = self.workers();
+        let mut unused: Vec<(Duration, Whose)> = workers
+            .iter()
+            .filter(|(_, worker)| !worker.line().is_busy())
+            .map(|(whose, worker)| (worker.idle(), whose.clone()))
+            .collect();
+        unused.sort_unstable_by_key(|(idle, _)| std::cmp::Reverse(*idle));
+        let too_many = (workers.len() + 1).saturating_sub(MAX_WORKERS);
+        let gone =
+            unused.into_iter().enumerate().filter(|(at, (idle, _))| *at < too_many || *idle > MAX_IDLE);
+        gone.filter_map(|(_, (_, whose))| workers.remove(&whose)).collect()
+    }
+
     fn living(&self, whose: &Whose) -> Option<Arc<Worker>> {
-        self.workers().get(whose).filter(|worker| worker.line().is_alive()).cloned()
+        self.workers().get(whose).filter(|worker| worker.take()).cloned()
     }
 
     fn workers(&self) -> std::sync::MutexGuard<'_, HashMap<Whose, Arc<Worker>>> {
@@ -331,7 +354,6 @@ impl Call {
                 output_bytes: value(LimitKind::Output),
             },
         }));
-        channel.flush();
         Ok(())
     }
 }

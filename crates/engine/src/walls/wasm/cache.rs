@@ -7,6 +7,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
+use std::time::SystemTime;
 
 use casemate_core::evidence::hex;
 use casemate_wire::worker::Mode;
@@ -17,6 +18,9 @@ use crate::sys;
 
 const KEY: &str = "wasm-cache.key";
 const CODE: usize = 32;
+const PIECE: usize = 256 << 10;
+/// Bytes that are kept for one owner.
+const MOST: u64 = 1 << 30;
 
 pub(crate) struct Cache {
     home: PathBuf,
@@ -47,27 +51,43 @@ impl Cache {
             Err(error) => return Err(error),
         };
         let mut code = [0; CODE];
-        let mut bytes = Vec::new();
-        if file.read_exact(&mut code).is_err() || file.read_to_end(&mut bytes).is_err() {
+        if file.read_exact(&mut code).is_err() {
             return Ok(None);
         }
-        match self.mac(key, &bytes)?.verify_slice(&code) {
-            Ok(()) => sys::sealed_file("compiled", &bytes).map(Some),
-            Err(_) => Ok(None),
+        let mut mac = self.mac(key, file.metadata()?.len().saturating_sub(CODE as u64))?;
+        // Piece by piece, and only what was checked is in the memory that is sealed.
+        let mut memory = sys::Memory::new("compiled")?;
+        let mut piece = vec![0; PIECE];
+        loop {
+            match file.read(&mut piece)? {
+                0 => break,
+                read => {
+                    mac.update(&piece[..read]);
+                    memory.write(&piece[..read])?;
+                }
+            }
         }
+        if mac.verify_slice(&code).is_err() {
+            return Ok(None);
+        }
+        // What was used last goes last.
+        let _ = file.set_modified(SystemTime::now());
+        memory.seal().map(Some)
     }
 
     /// Keeps what was compiled, and hands it back as sealed memory.
     pub(crate) fn keep(&self, key: &Key, bytes: &[u8]) -> io::Result<OwnedFd> {
-        let sealed = sys::sealed_file("compiled", bytes)?;
+        let mut memory = sys::Memory::new("compiled")?;
+        memory.write(bytes)?;
         let path = self.path(key);
-        let written =
-            self.mac(key, bytes).and_then(|mac| write_whole(&path, &mac.finalize().into_bytes(), bytes));
-        // A full disk costs time, the next time.
-        if written.is_err() {
-            let _ = fs::remove_file(path.with_extension("new"));
+        let written = self
+            .mac(key, bytes.len() as u64)
+            .and_then(|mac| write_whole(&path, &mac.chain_update(bytes).finalize().into_bytes(), bytes));
+        // If it could not be written, that costs time, the next time.
+        if let (Ok(()), Some(directory)) = (written, path.parent()) {
+            let _ = prune(directory);
         }
-        Ok(sealed)
+        memory.seal()
     }
 
     fn path(&self, key: &Key) -> PathBuf {
@@ -79,16 +99,16 @@ impl Cache {
         self.home.join("wasm").join("compiled").join(&key.owner).join(name)
     }
 
-    fn mac(&self, key: &Key, bytes: &[u8]) -> io::Result<Hmac<Sha256>> {
+    /// Ready for the bytes themselves, of which there are `length`.
+    fn mac(&self, key: &Key, length: u64) -> io::Result<Hmac<Sha256>> {
         let mut mac = Hmac::<Sha256>::new_from_slice(self.secret()?).map_err(io::Error::other)?;
         let Key { owner, component, mode } = key;
         let mode = [*mode as u8];
-        for part in
-            [&b"casemate compiled wasm v1"[..], owner.as_bytes(), component, &mode, &self.compiler, bytes]
-        {
+        for part in [&b"casemate compiled wasm v1"[..], owner.as_bytes(), component, &mode, &self.compiler] {
             mac.update(&(part.len() as u64).to_le_bytes());
             mac.update(part);
         }
+        mac.update(&length.to_le_bytes());
         Ok(mac)
     }
 
@@ -134,4 +154,24 @@ fn write_whole(path: &Path, code: &[u8], bytes: &[u8]) -> io::Result<()> {
         let _ = fs::remove_file(&fresh);
     }
     done
+}
+
+/// Removes what was not used for longest, until what is left of an owner's code is no more than [`MOST`].
+fn prune(directory: &Path) -> io::Result<()> {
+    let mut files = Vec::new();
+    for entry in fs::read_dir(directory)? {
+        let entry = entry?;
+        let meta = entry.metadata()?;
+        files.push((meta.modified()?, meta.len(), entry.path()));
+    }
+    files.sort();
+    let mut total: u64 = files.iter().map(|(_, length, _)| length).sum();
+    for (_, length, path) in files {
+        if total <= MOST {
+            break;
+        }
+        fs::remove_file(path)?;
+        total -= length;
+    }
+    Ok(())
 }

@@ -4,22 +4,9 @@ use std::collections::BTreeSet;
 
 use casemate_core::outcome::Refusal;
 use casemate_core::request::Capability;
-use casemate_wire::worker::{Maker, World};
+use casemate_wire::worker::{Maker, Need, World};
 
 use super::worker::Module;
-
-/// What it takes to have an import.
-#[derive(Debug, PartialEq, Eq)]
-enum Need {
-    /// It gives access to nothing by itself: streams, arguments, an environment and a file system that are empty unless something was
-    /// put into them.
-    Nothing,
-    Capability(Capability),
-    /// Connections to elsewhere.
-    Egress,
-    /// There is no such thing here.
-    Unknown,
-}
 
 /// The first import that nothing was granted for is the reason for a refusal.
 pub(super) fn check(
@@ -31,17 +18,24 @@ pub(super) fn check(
     // Our own interpreters import whatever their languages could use; what they are given decides what works.
     if maker == Maker::Caller {
         for import in &module.imports {
-            let (what, hint) = match need(import) {
-                Need::Nothing => continue,
-                Need::Capability(capability) if granted.contains(&capability) => continue,
-                Need::Capability(capability) => {
+            let capability = match Need::of_import(import) {
+                Need::Clocks => Some(Capability::Clocks),
+                Need::Random => Some(Capability::Random),
+                Need::Nothing | Need::Egress | Need::Unknown => None,
+            };
+            let (what, hint) = match (Need::of_import(import), capability) {
+                (Need::Nothing, _) => continue,
+                (_, Some(capability)) if granted.contains(&capability) => continue,
+                (_, Some(capability)) => {
                     (capability.to_string(), format!("grant it with --grant {capability}"))
                 }
-                Need::Egress => (
+                (Need::Egress, None) => (
                     "network access".to_owned(),
-                    "no stack of this version has network egress; pass data in as input or files".to_owned(),
+                    "no stack of this version has network egress: pass data in as input or files. If only the tool chain \
+                     brings this import, build without it (componentize-py --stub-wasi)"
+                        .to_owned(),
                 ),
-                Need::Unknown => (
+                (_, None) => (
                     "something that does not exist here".to_owned(),
                     "components may import wasi:cli, io, filesystem, clocks and random, version 0.2"
                         .to_owned(),
@@ -59,25 +53,6 @@ pub(super) fn check(
         format!("{name} cannot be called: {why}"),
         "export `run` of casemate:tool, wasi:cli/run, or (in a module for WASI preview 1) _start",
     ))
-}
-
-fn need(import: &str) -> Need {
-    if let Some(function) = import.strip_prefix("wasi_snapshot_preview1.") {
-        return match function {
-            "clock_time_get" | "clock_res_get" | "poll_oneoff" => Need::Capability(Capability::Clocks),
-            "random_get" => Need::Capability(Capability::Random),
-            _ if function.starts_with("sock_") => Need::Egress,
-            _ => Need::Nothing,
-        };
-    }
-    let package = import.split(['/', '@']).next().unwrap_or_default();
-    match package {
-        "wasi:cli" | "wasi:io" | "wasi:filesystem" => Need::Nothing,
-        "wasi:clocks" => Need::Capability(Capability::Clocks),
-        "wasi:random" => Need::Capability(Capability::Random),
-        "wasi:http" | "wasi:sockets" => Need::Egress,
-        _ => Need::Unknown,
-    }
 }
 
 #[cfg(test)]

@@ -160,6 +160,17 @@ impl Line {
         CallChannel { line: self.clone(), base, events, waiting, ended: false }
     }
 
+    /// Says something that has no answer.
+    pub(crate) fn tell(self: &Arc<Line>, message: &ToWorker) {
+        self.post(0, Body::Message(&message.encode()));
+        self.flush();
+    }
+
+    /// Whether a call is going on.
+    pub(crate) fn is_busy(&self) -> bool {
+        !self.state().calls.is_empty()
+    }
+
     fn post(&self, stream: u32, body: Body<'_>) {
         frame::encode(stream, body, &mut self.outgoing().bytes);
     }
@@ -327,10 +338,6 @@ impl CallChannel {
 
     pub(crate) fn send(&self, stream: u32, body: Body<'_>) {
         self.line.post(self.base + stream, body);
-    }
-
-    pub(crate) fn flush(&self) {
-        self.line.flush();
     }
 
     pub(crate) async fn next(&mut self) -> Event {

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use casemate_core::evidence::{Event, Subject, hex};
 use casemate_core::limits::{LimitKind, LimitsDraft};
@@ -32,18 +32,46 @@ const SHARED_MEMORY: u64 = 4 << 30;
 const OVERHEAD: u64 = 96 << 20;
 /// Threads.
 const PIDS: u64 = 64;
+/// Components that a worker has loaded at a time.
+const MAX_MODULES: usize = 64;
 
 pub(super) struct Worker {
     line: Arc<Line>,
     /// Only kept alive, and only of a shared worker.
     cell: tokio::sync::Mutex<Option<Cell>>,
-    modules: Mutex<HashMap<What, Arc<OnceCell<Module>>>>,
+    modules: Mutex<Modules>,
+    /// When it was last asked for.
+    used: Mutex<Instant>,
     observed: OnceLock<Value>,
     record: Mutex<Option<OpenRecord>>,
 }
 
 /// A component by its digest, and how it is run.
 type What = ([u8; 32], Mode);
+
+/// Code that a worker has, or is getting, with the order in which it was last used.
+#[derive(Default)]
+struct Modules {
+    slots: HashMap<What, (u64, Arc<OnceCell<Module>>)>,
+    uses: u64,
+}
+
+impl Modules {
+    /// The place of `what`, and what had to go for it.
+    fn slot(&mut self, what: What) -> (Arc<OnceCell<Module>>, Option<Module>) {
+        self.uses += 1;
+        let mut gone = None;
+        if self.slots.len() >= MAX_MODULES && !self.slots.contains_key(&what) {
+            let loaded = self.slots.iter().filter(|(_, (_, slot))| slot.initialized());
+            if let Some(oldest) = loaded.min_by_key(|(_, (used, _))| *used).map(|(what, _)| *what) {
+                gone = self.slots.remove(&oldest).and_then(|(_, slot)| slot.get().cloned());
+            }
+        }
+        let slot = self.slots.entry(what).or_default();
+        slot.0 = self.uses;
+        (slot.1.clone(), gone)
+    }
+}
 
 /// Code that a worker has loaded.
 #[derive(Debug, Clone)]
@@ -133,7 +161,19 @@ impl Worker {
 
     fn new(line: Arc<Line>, cell: Option<Cell>, observed: OnceLock<Value>) -> Worker {
         let cell = tokio::sync::Mutex::new(cell);
-        Worker { line, cell, modules: Mutex::default(), observed, record: Mutex::default() }
+        let used = Mutex::new(Instant::now());
+        Worker { line, cell, modules: Mutex::default(), used, observed, record: Mutex::default() }
+    }
+
+    /// How long nobody has asked for it.
+    pub(super) fn idle(&self) -> Duration {
+        self.used.lock().unwrap_or_else(PoisonError::into_inner).elapsed()
+    }
+
+    /// Whether it can take a call; if so, it is about to get one.
+    pub(super) fn take(&self) -> bool {
+        *self.used.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
+        self.line.is_alive()
     }
 
     pub(super) fn line(&self) -> &Arc<Line> {
@@ -167,10 +207,10 @@ impl Worker {
         maker: Maker,
         code: impl Future<Output = Result<Arc<OwnedFd>, Trouble>>,
     ) -> Result<Module, Trouble> {
-        let slot = {
-            let mut modules = self.modules.lock().unwrap_or_else(PoisonError::into_inner);
-            modules.entry(what).or_default().clone()
-        };
+        let (slot, gone) = self.modules.lock().unwrap_or_else(PoisonError::into_inner).slot(what);
+        if let Some(gone) = gone {
+            self.line.tell(&ToWorker::Unload { module: gone.number });
+        }
         let load = async {
             let code = code.await?;
             let copy = code.try_clone().map_err(|error| Trouble::Failed(error.to_string()))?;

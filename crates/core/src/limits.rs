@@ -60,7 +60,7 @@ pub struct Bound {
 }
 
 /// Limits that somebody wrote down, and nothing else: a value or nothing per kind.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
 pub struct LimitsDraft([Option<u64>; LimitKind::ALL.len()]);
 
 /// The decided bounds of one execution. Every kind but the disk I/O rate always has one.

@@ -1,6 +1,7 @@
 //! The fully decided instruction to a wall. A wall sees this and nothing else: no policy, no risk, no choice.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 use crate::limits::{LimitKind, Limits, LimitsDraft};
 use crate::outcome::Refusal;
@@ -12,46 +13,71 @@ use crate::stack::{Class, Stack};
 /// Every field is enforced by the wall that gets it; the router refused what it could not enforce.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Plan {
-    request: Request,
+    request: Arc<Request>,
+    decision: Arc<Decision>,
+}
+
+/// What was decided about a request, and holds for every other one of its [shape](Request::shape).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Decision {
     limits: Limits,
     durability: Durability,
     sharing: Sharing,
-    stack: Stack,
-    class: Class,
-    unbounded: Vec<LimitKind>,
+    choice: Choice,
+}
+
+impl Decision {
+    pub fn new(grants: &Grants, choice: Choice) -> Decision {
+        let (limits, durability, sharing) = (grants.limits().clone(), grants.durability(), grants.sharing());
+        Decision { limits, durability, sharing, choice }
+    }
 }
 
 impl Plan {
-    pub fn new(grants: Grants, choice: Choice) -> Plan {
-        let Choice { stack, class, unbounded, .. } = choice;
-        let (request, limits, durability, sharing) = grants.into_parts();
-        Plan { request, limits, durability, sharing, stack, class, unbounded }
+    /// `decision` is the one about this request.
+    pub fn new(request: Arc<Request>, decision: Arc<Decision>) -> Plan {
+        Plan { request, decision }
     }
 
     /// For a program of our own that has to run behind walls, too, such as a compiler. It is not asked for by anybody, so no
     /// policy decides about it; its limits are all meant.
     pub fn of_our_own(request: Request, limits: LimitsDraft, stack: Stack) -> Result<Plan, Refusal> {
         let nothing = LimitsDraft::new();
-        let limits = Limits::resolve(&limits, &nothing, &nothing)?;
         let class = stack.nominal_class();
-        let (durability, sharing) = (Durability::default(), Sharing::default());
-        Ok(Plan { request, limits, durability, sharing, stack, class, unbounded: Vec::new() })
+        let decision = Decision {
+            limits: Limits::resolve(&limits, &nothing, &nothing)?,
+            durability: Durability::default(),
+            sharing: Sharing::default(),
+            choice: Choice {
+                strength: stack.strength(class),
+                stack,
+                class,
+                unbounded: Vec::new(),
+                passed_over: Vec::new(),
+            },
+        };
+        Ok(Plan { request: Arc::new(request), decision: Arc::new(decision) })
     }
 
     /// The same, with a bound on something left out.
     #[must_use]
     pub fn unlimited(mut self, kind: LimitKind) -> Plan {
-        self.limits.lift(kind);
+        Arc::make_mut(&mut self.decision).limits.lift(kind);
         self
     }
 
+    /// Why this stack, and no other.
+    pub fn choice(&self) -> &Choice {
+        &self.decision.choice
+    }
+
     pub fn stack(&self) -> &Stack {
-        &self.stack
+        &self.decision.choice.stack
     }
 
     /// What really stands, not what the stack's name promises.
     pub fn class(&self) -> Class {
-        self.class
+        self.decision.choice.class
     }
 
     pub fn tenant(&self) -> &str {
@@ -108,19 +134,19 @@ impl Plan {
     }
 
     pub fn limits(&self) -> &Limits {
-        &self.limits
+        &self.decision.limits
     }
 
     /// Default bounds that this wall cannot enforce, and says so.
     pub fn unbounded(&self) -> &[LimitKind] {
-        &self.unbounded
+        &self.decision.choice.unbounded
     }
 
     pub fn durability(&self) -> Durability {
-        self.durability
+        self.decision.durability
     }
 
     pub fn sharing(&self) -> Sharing {
-        self.sharing
+        self.decision.sharing
     }
 }

@@ -261,7 +261,7 @@ impl Grants {
         self.accept.contains(&weakness) || *self.isolation() == Isolation::Exactly(stack.clone())
     }
 
-    pub(crate) fn into_parts(self) -> (Request, Limits, Durability, Sharing) {
-        (self.request, self.limits, self.durability, self.sharing)
+    pub fn sharing(&self) -> Sharing {
+        self.sharing
     }
 }

@@ -138,7 +138,7 @@ impl fmt::Debug for ComponentParts {
 
 /// What the root file system is made of. Where it lies on the host is not core's business: the label is what
 /// the evidence says about it.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub enum ImageRef {
     /// The host's own `/usr`, read-only.
     #[default]
@@ -156,7 +156,7 @@ pub enum Stdin {
 }
 
 /// How the caller constrains the choice of walls. The policy's floors hold in every case.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub enum Isolation {
     #[default]
     Auto,
@@ -215,6 +215,30 @@ pub struct Request {
     limits: LimitsDraft,
     isolation: Isolation,
     deterministic: bool,
+}
+
+/// Everything about a request that decides where it runs and under which limits, and nothing of what it is about. Requests of
+/// one shape are all decided alike, so an engine need not decide about each of them.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Shape {
+    tenant: String,
+    workload: WorkloadShape,
+    risk: Risk,
+    kind: Option<Kind>,
+    tags: BTreeSet<String>,
+    needs: BTreeSet<Need>,
+    image: ImageRef,
+    isolation: Isolation,
+    limits: LimitsDraft,
+    /// Which clauses it has: a working directory, files in, files out, egress, secrets, determinism.
+    clauses: [bool; 6],
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+enum WorkloadShape {
+    Command,
+    Code(Language),
+    Component,
 }
 
 impl RequestDraft {
@@ -279,6 +303,54 @@ impl Request {
             isolation: draft.isolation,
             deterministic: draft.deterministic,
         })
+    }
+
+    /// See [`Shape`].
+    pub fn shape(&self) -> Shape {
+        // Every field is named, so that a new one has to be thought of here.
+        let Request {
+            tenant,
+            workload,
+            risk,
+            kind,
+            tags,
+            needs,
+            image,
+            env: _,
+            cwd,
+            files_in,
+            files_out,
+            stdin: _,
+            egress,
+            secrets,
+            capabilities: _,
+            limits,
+            isolation,
+            deterministic,
+        } = self;
+        Shape {
+            tenant: tenant.clone(),
+            workload: match workload {
+                Workload::Command { .. } => WorkloadShape::Command,
+                Workload::Code { language, .. } => WorkloadShape::Code(*language),
+                Workload::Component { .. } => WorkloadShape::Component,
+            },
+            risk: *risk,
+            kind: *kind,
+            tags: tags.clone(),
+            needs: needs.clone(),
+            image: image.clone(),
+            isolation: isolation.clone(),
+            limits: limits.clone(),
+            clauses: [
+                cwd.is_some(),
+                !files_in.is_empty(),
+                !files_out.is_empty(),
+                !egress.is_empty(),
+                !secrets.is_empty(),
+                *deterministic,
+            ],
+        }
     }
 
     pub fn tenant(&self) -> &str {

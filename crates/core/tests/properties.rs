@@ -7,7 +7,8 @@ use std::collections::BTreeSet;
 use casemate_core::limits::{LimitKind, LimitsDraft};
 use casemate_core::policy::{self, Grants, Policy};
 use casemate_core::request::{
-    CodeSource, Component, ImageRef, Isolation, Kind, Language, Need, Request, RequestDraft, Risk, Workload,
+    Capability, CodeSource, Component, ImageRef, Isolation, Kind, Language, Need, Request, RequestDraft,
+    Risk, Stdin, Workload,
 };
 use casemate_core::route::{self, Choice, Clauses, ImageKind, Profile, Selection, State, Support};
 use casemate_core::stack::{Class, Stack, Wall, Weakness};
@@ -323,6 +324,36 @@ proptest! {
             prop_assert!(profile.enforces(kind));
             prop_assert_eq!(world.grants().unwrap().limits().get(kind).map(|bound| bound.value), Some(value));
         }
+    }
+
+    /// What an engine relies on when it remembers a decision.
+    #[test]
+    fn requests_of_one_shape_are_decided_alike(world in any_world()) {
+        let other = world.with(|draft| {
+            draft.env.push(("OTHER".to_owned(), "value".to_owned()));
+            draft.stdin = Stdin::Provided;
+            draft.workload = match draft.workload.clone() {
+                Workload::Command { .. } => Workload::Command { argv: vec!["false".to_owned(), "x".to_owned()] },
+                Workload::Code { language, .. } => {
+                    Workload::Code { language, source: CodeSource::Inline("2".into()), args: vec!["y".to_owned()] }
+                }
+                Workload::Component { .. } => {
+                    let component = Component::new("d.wasm", b"\0asm\x0d\0\x01\0".to_vec()).expect("a component");
+                    draft.capabilities = vec![Capability::Clocks];
+                    Workload::Component { component, args: vec!["z".to_owned()] }
+                }
+            };
+            draft.cwd = draft.cwd.as_ref().map(|_| "/tmp".to_owned());
+            draft.egress.iter_mut().for_each(|rule| *rule = "b.example:80".to_owned());
+            draft.secrets.iter_mut().for_each(|secret| *secret = "KEY@b.example".to_owned());
+            draft.files_in.iter_mut().chain(&mut draft.files_out).for_each(|path| *path = "/tmp/other".to_owned());
+        });
+        prop_assert_eq!(world.request().shape(), other.request().shape());
+        prop_assert_eq!(world.choice(), other.choice());
+        prop_assert_eq!(
+            world.grants().map(|grants| grants.limits().clone()),
+            other.grants().map(|grants| grants.limits().clone())
+        );
     }
 
     #[test]

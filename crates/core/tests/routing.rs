@@ -2,9 +2,11 @@
 
 #![allow(clippy::unwrap_used, reason = "a helper of a test fails by panicking")]
 
+use std::sync::Arc;
+
 use casemate_core::limits::{LimitKind, LimitsDraft, Origin};
 use casemate_core::outcome::Refusal;
-use casemate_core::plan::Plan;
+use casemate_core::plan::{Decision, Plan};
 use casemate_core::policy::{self, Durability, Policy};
 use casemate_core::request::{
     CodeSource, Isolation, Kind, Language, Need, Request, RequestDraft, Risk, Workload,
@@ -232,7 +234,7 @@ fn a_plan_carries_what_was_decided() {
     let request = Request::new(RequestDraft { cwd: Some("/work/".to_owned()), ..command() }).unwrap();
     let grants = policy::decide(&policy, &request).unwrap();
     let choice = route::choose(&grants, &machine()).unwrap();
-    let plan = Plan::new(grants, choice);
+    let plan = Plan::new(Arc::new(request), Arc::new(Decision::new(&grants, choice)));
     assert_eq!(plan.stack(), &stack("container"));
     assert_eq!(plan.cwd(), Some("/work"));
     assert_eq!(plan.durability(), Durability::Each);

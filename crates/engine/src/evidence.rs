@@ -7,7 +7,6 @@ use casemate_core::limits::Limits;
 use casemate_core::outcome::{Outcome, Status};
 use casemate_core::plan::Plan;
 use casemate_core::request::{CodeSource, ImageRef, Isolation, Request, Stdin, Workload};
-use casemate_core::route::Choice;
 use casemate_wire::guest::{Config, Program};
 use casemate_wire::launch::Posture;
 use serde_json::{Map, Value, json};
@@ -49,8 +48,9 @@ pub(crate) fn request(request: &Request) -> Value {
 }
 
 /// What was decided, and why nothing else.
-pub(crate) fn decision(plan: &Plan, choice: &Choice) -> Value {
-    let passed_over: Vec<Value> = choice
+pub(crate) fn decision(plan: &Plan) -> Value {
+    let passed_over: Vec<Value> = plan
+        .choice()
         .passed_over
         .iter()
         .map(|other| json!({"stack": other.stack.to_string(), "reason": other.reason}))

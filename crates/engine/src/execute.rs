@@ -1,17 +1,18 @@
 //! The engine and its spine.
 
+use std::collections::HashMap;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use casemate_core::limits::Limits;
 use casemate_core::outcome::{Cause, Outcome, Refusal, Status};
-use casemate_core::plan::Plan;
+use casemate_core::plan::{Decision, Plan};
 use casemate_core::policy::{self, Policy};
-use casemate_core::request::{ImageRef, Language, Request, Stdin};
+use casemate_core::request::{ImageRef, Language, Request, Shape, Stdin};
 use casemate_core::route::{self, Choice, ImageKind, Profile};
 use casemate_core::stack::Wall as WallName;
 use casemate_wire::launch::{self, Hello, Privilege, Serves};
@@ -112,7 +113,11 @@ pub struct Engine {
     process: Process,
     wasm: Wasm,
     programs: Programs,
+    decisions: Mutex<HashMap<Shape, Arc<Decision>>>,
 }
+
+/// Decisions that are remembered: many more than an engine has tenants with different habits.
+const KEPT_DECISIONS: usize = 1024;
 
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
@@ -231,6 +236,7 @@ impl Engine {
                 made: AtomicU32::new(0),
             },
             programs,
+            decisions: Mutex::default(),
             home,
         })
     }
@@ -282,14 +288,14 @@ impl Engine {
 
     /// Runs one request in a cell of its own: decide, route, plan, record, run, destroy, record.
     pub async fn execute(&self, request: Request, mut io: Io) -> Executed {
+        let request = Arc::new(request);
         let mut record = Record::open(&self.store, &self.run);
         let mut ran = Ran::default();
         let output = io.output.clone();
         let ended = async {
             check_attachments(&request, &io).map_err(Trouble::Refused)?;
-            let grants = policy::decide(&self.policy, &request).map_err(Trouble::Refused)?;
-            let choice = route::choose(&grants, &self.profiles).map_err(Trouble::Refused)?;
-            let plan = Plan::new(grants, choice.clone());
+            let decision = self.decide(&request).map_err(Trouble::Refused)?;
+            let plan = Plan::new(request.clone(), decision);
             ran.timings.mark("decide");
             // Building an empty cell takes longer than writing the record: they go on at the same time. What is to run
             // in it gets there only after that.
@@ -297,7 +303,7 @@ impl Engine {
             let started = self.start(&plan, image.as_ref().map(AsFd::as_fd)).await;
             ran.timings.mark("start");
             let program = self.programs.identify(&plan, image.as_ref());
-            record.planned(&request, &plan, &choice, program).map_err(not_recorded)?;
+            record.planned(&request, &plan, program).map_err(not_recorded)?;
             ran.timings.mark("record");
             let cell = self.prepare(started?, &plan, &mut io, &mut ran).await?;
             run::run(cell, &plan, io, &mut ran).await
@@ -336,6 +342,7 @@ impl Engine {
             Trouble::Cancelled => Refusal::new("cancelled", "try again"),
         })?;
         self.profiles = crate::profiles::profiles(&self.hello, &self.wasm.languages());
+        self.decisions.lock().unwrap_or_else(PoisonError::into_inner).clear();
         Ok(())
     }
 
@@ -360,6 +367,24 @@ impl Engine {
         }
         synced.unwrap_or_else(|| store.sync())?;
         Ok(Leaving([process_leaving, container_leaving]))
+    }
+
+    /// What the policy and the profiles make of a request. They do not change, so neither does what they make of the next one
+    /// that is like it.
+    fn decide(&self, request: &Request) -> Result<Arc<Decision>, Refusal> {
+        let shape = request.shape();
+        let mut decisions = self.decisions.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(decision) = decisions.get(&shape) {
+            return Ok(decision.clone());
+        }
+        let grants = policy::decide(&self.policy, request)?;
+        let choice = route::choose(&grants, &self.profiles)?;
+        let decision = Arc::new(Decision::new(&grants, choice));
+        if decisions.len() >= KEPT_DECISIONS {
+            decisions.clear();
+        }
+        decisions.insert(shape, decision.clone());
+        Ok(decision)
     }
 
     /// Asks for a cell.

@@ -6,7 +6,6 @@ use casemate_core::evidence::{Event, hex};
 use casemate_core::outcome::{Cause, Outcome, Status};
 use casemate_core::plan::Plan;
 use casemate_core::request::Request;
-use casemate_core::route::Choice;
 use serde_json::{Value, json};
 
 use crate::evidence;
@@ -44,12 +43,11 @@ impl Record {
         &mut self,
         request: &Request,
         plan: &Plan,
-        choice: &Choice,
         program: Option<Program>,
     ) -> Result<(), StoreError> {
         let asked = evidence::request(request);
         let request_digest = evidence::request_digest(request, &asked);
-        let body = json!({"request": asked, "decision": evidence::decision(plan, choice)});
+        let body = json!({"request": asked, "decision": evidence::decision(plan)});
         let subjects = evidence::subjects(request_digest, &Default::default());
         self.store.append(Event::Opened, &self.id, &self.run, subjects, body)?;
         self.planned = Some(Planned {

@@ -5,6 +5,7 @@
 //! run                 one execution of /bin/true     MICROS phase:NAME=MICROS… step:NAME=MICROS…
 //! burst COUNT WIDTH   COUNT of them, WIDTH at a time  MICROS
 //! call                one call of a WASM tool         likewise
+//! code LANGUAGE       one program in WASM             likewise
 //! calls COUNT WIDTH   COUNT of them, WIDTH at a time  MICROS
 //! hold COUNT          COUNT cells that stay           held
 //! release             ends them                      released
@@ -24,7 +25,9 @@ use std::time::{Duration, Instant};
 use casemate_core::limits::{LimitKind, LimitsDraft};
 use casemate_core::outcome::{Outcome, Status};
 use casemate_core::policy::Policy;
-use casemate_core::request::{Component, ImageRef, Request, RequestDraft, Stdin, Workload};
+use casemate_core::request::{
+    CodeSource, Component, ImageRef, Isolation, Language, Request, RequestDraft, Stdin, Workload,
+};
 use casemate_engine::{Config, Engine, Io, default_home};
 use tokio::sync::{Semaphore, mpsc, watch};
 use tokio::task::JoinSet;
@@ -45,6 +48,7 @@ async fn main() {
             ["run"] => bench.run().await,
             ["burst", count, width] => bench.burst(count.parse().unwrap(), width.parse().unwrap()).await,
             ["call"] => bench.call_once().await,
+            ["code", language] => answer(bench.code(language.parse().unwrap()).await),
             ["calls", count, width] => bench.calls(count.parse().unwrap(), width.parse().unwrap()).await,
             ["hold", count] => {
                 held = bench.hold(count.parse().unwrap()).await;
@@ -155,6 +159,22 @@ impl Bench {
         let done = self.engine.execute(request("/bin/true", LimitsDraft::new()), io).await;
         let took = start.elapsed();
         assert_eq!(done.outcome.status, Status::Exited { code: 0 });
+        (took, done.outcome)
+    }
+
+    /// Prints 1, in an interpreter compiled to WASM.
+    async fn code(&self, language: Language) -> (Duration, Outcome) {
+        let start = Instant::now();
+        let code = if language == Language::Python { "print(1)" } else { "console.log(1)" };
+        let source = CodeSource::Inline(code.into());
+        let mut draft = RequestDraft::new(Workload::Code { language, source, args: Vec::new() });
+        draft.isolation = Isolation::Exactly("container+wasm".parse().unwrap());
+        let (sender, mut output) = mpsc::channel(4);
+        let io = Io { output: Some(sender), ..Io::default() };
+        let done = self.engine.execute(Request::new(draft).unwrap(), io).await;
+        let took = start.elapsed();
+        assert_eq!(done.outcome.status, Status::Exited { code: 0 });
+        assert_eq!(output.try_recv().unwrap().bytes, b"1\n");
         (took, done.outcome)
     }
 

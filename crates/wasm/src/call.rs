@@ -15,8 +15,10 @@ use wasmtime::component::{ComponentType, Lower, ResourceTable};
 use wasmtime::{ResourceLimiter, Store, Trap};
 use wasmtime_wasi::p1::WasiP1Ctx;
 use wasmtime_wasi::{FsPerms, I32Exit, WasiCtx, WasiCtxBuilder, WasiCtxView, WasiView};
+use wasmtime_wasi_http::{WasiHttpCtx, WasiHttpCtxView, WasiHttpView};
 
 use crate::determinism;
+use crate::http::Gate;
 use crate::line::Voice;
 use crate::modules::{Entry, Loaded};
 use crate::streams::{Outputs, Stdin};
@@ -42,7 +44,7 @@ pub(crate) struct State {
 }
 
 enum Wasi {
-    Preview2 { ctx: WasiCtx, table: ResourceTable },
+    Preview2 { ctx: WasiCtx, table: ResourceTable, http: WasiHttpCtx, gate: Gate },
     Preview1(Box<WasiP1Ctx>),
 }
 
@@ -243,7 +245,12 @@ impl State {
             _ => {
                 let mut table = ResourceTable::new();
                 table.set_max_capacity(handles as usize);
-                Wasi::Preview2 { ctx: builder.build(), table }
+                Wasi::Preview2 {
+                    ctx: builder.build(),
+                    table,
+                    http: WasiHttpCtx::new(),
+                    gate: Gate::new(call.egress.clone()),
+                }
             }
         };
         Ok(State { wasi, meter: Meter { limit: memory_bytes, used: 0, peak: 0, exceeded: false } })
@@ -261,7 +268,16 @@ impl State {
 impl WasiView for State {
     fn ctx(&mut self) -> WasiCtxView<'_> {
         match &mut self.wasi {
-            Wasi::Preview2 { ctx, table } => WasiCtxView { ctx, table },
+            Wasi::Preview2 { ctx, table, .. } => WasiCtxView { ctx, table },
+            Wasi::Preview1(_) => unreachable!("only components are linked with this"),
+        }
+    }
+}
+
+impl WasiHttpView for State {
+    fn http(&mut self) -> WasiHttpCtxView<'_> {
+        match &mut self.wasi {
+            Wasi::Preview2 { table, http, gate, .. } => WasiHttpCtxView { ctx: http, table, hooks: gate },
             Wasi::Preview1(_) => unreachable!("only components are linked with this"),
         }
     }

@@ -6,6 +6,7 @@
 
 mod call;
 mod determinism;
+mod http;
 mod line;
 mod modules;
 mod settings;

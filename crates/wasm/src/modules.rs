@@ -179,6 +179,8 @@ impl Runtime {
         let engine = Engine::new(&config)?;
         let mut components = component::Linker::new(&engine);
         wasmtime_wasi::p2::add_to_linker_async(&mut components)?;
+        // Linked, but only run if it was granted: see `Loaded::may_run`.
+        wasmtime_wasi_http::p2::add_only_http_to_linker_async(&mut components)?;
         components
             .instance("casemate:runtime/event-loop@0.1.0")?
             .func_wrap("pause", |store, (nanoseconds,): (u64,)| {

@@ -71,6 +71,8 @@ pub struct Call {
     pub stdout: u32,
     pub stderr: u32,
     pub files: Files,
+    /// `host:port`
+    pub egress: Vec<String>,
     pub grants: Grants,
     pub limits: CallLimits,
 }
@@ -88,6 +90,8 @@ pub enum Files {
 pub struct Grants {
     pub clocks: bool,
     pub random: bool,
+    /// Requests to elsewhere, each decided by the call's egress rules.
+    pub http: bool,
 }
 
 /// What it takes to have an import.
@@ -98,8 +102,10 @@ pub enum Need {
     Nothing,
     Clocks,
     Random,
-    /// Connections to elsewhere.
-    Egress,
+    /// Requests to elsewhere.
+    Http,
+    /// Connections to elsewhere, which nobody can be granted.
+    Sockets,
     /// There is no such thing here.
     Unknown,
 }
@@ -111,7 +117,7 @@ impl Need {
             return match function {
                 "clock_time_get" | "clock_res_get" | "poll_oneoff" => Need::Clocks,
                 "random_get" => Need::Random,
-                _ if function.starts_with("sock_") => Need::Egress,
+                _ if function.starts_with("sock_") => Need::Sockets,
                 _ => Need::Nothing,
             };
         }
@@ -119,7 +125,8 @@ impl Need {
             Some("wasi:cli" | "wasi:io" | "wasi:filesystem") => Need::Nothing,
             Some("wasi:clocks") => Need::Clocks,
             Some("wasi:random") => Need::Random,
-            Some("wasi:http" | "wasi:sockets") => Need::Egress,
+            Some("wasi:http") => Need::Http,
+            Some("wasi:sockets") => Need::Sockets,
             _ => Need::Unknown,
         }
     }
@@ -132,7 +139,8 @@ impl Grants {
             Need::Nothing => true,
             Need::Clocks => self.clocks,
             Need::Random => self.random,
-            Need::Egress | Need::Unknown => false,
+            Need::Http => self.http,
+            Need::Sockets | Need::Unknown => false,
         })
     }
 }

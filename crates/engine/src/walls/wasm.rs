@@ -346,7 +346,13 @@ impl Call {
             stdout: id + STDOUT,
             stderr: id + STDERR,
             files: if self.files.is_some() { Files::OfCell } else { Files::None },
-            grants: wire::Grants { clocks: granted(Capability::Clocks), random: granted(Capability::Random) },
+            egress: plan.egress().to_vec(),
+            grants: wire::Grants {
+                clocks: granted(Capability::Clocks),
+                random: granted(Capability::Random),
+                // No rule gets past the router yet.
+                http: !plan.egress().is_empty(),
+            },
             limits: CallLimits {
                 memory_bytes: value(LimitKind::Memory),
                 cpu_micros: value(LimitKind::CpuTime).saturating_mul(1000),

@@ -21,7 +21,7 @@ pub(super) fn check(
             let capability = match Need::of_import(import) {
                 Need::Clocks => Some(Capability::Clocks),
                 Need::Random => Some(Capability::Random),
-                Need::Nothing | Need::Egress | Need::Unknown => None,
+                Need::Nothing | Need::Http | Need::Sockets | Need::Unknown => None,
             };
             let (what, hint) = match (Need::of_import(import), capability) {
                 (Need::Nothing, _) => continue,
@@ -29,7 +29,7 @@ pub(super) fn check(
                 (_, Some(capability)) => {
                     (capability.to_string(), format!("grant it with --grant {capability}"))
                 }
-                (Need::Egress, None) => (
+                (Need::Http | Need::Sockets, None) => (
                     "network access".to_owned(),
                     "no stack of this version has network egress: pass data in as input or files. If only the tool chain \
                      brings this import, build without it (componentize-py --stub-wasi)"

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use casemate_core::evidence::{Event, hex};
+use casemate_core::evidence::{Body, Event, hex};
 use casemate_core::outcome::{Cause, Outcome, Status};
 use casemate_core::plan::Plan;
 use casemate_core::request::Request;
@@ -49,7 +49,7 @@ impl Record {
         let request_digest = evidence::request_digest(request, &asked);
         let body = json!({"request": asked, "decision": evidence::decision(plan)});
         let subjects = evidence::subjects(request_digest, &Default::default());
-        self.store.append(Event::Opened, &self.id, &self.run, subjects, body)?;
+        self.store.append(Event::Opened, &self.id, &self.run, &subjects, &canonical(&body)?)?;
         self.planned = Some(Planned {
             request_digest,
             stack: plan.stack().clone(),
@@ -103,14 +103,14 @@ impl Record {
                 let subjects = evidence::subjects(planned.request_digest, &ran.digests);
                 let program = planned.program.as_ref().and_then(Program::finish);
                 let body = evidence::closing(outcome, ran, program.as_ref());
-                self.store.append(Event::Closed, &self.id, &self.run, subjects, body)
+                self.store.append(Event::Closed, &self.id, &self.run, &subjects, &canonical(&body)?)
             }
             None => {
                 let asked = request.map_or(Value::Null, evidence::request);
                 let digest = request.map_or([0; 32], |request| evidence::request_digest(request, &asked));
                 let subjects = evidence::subjects(digest, &ran.digests);
                 let body = json!({"request": asked, "status": evidence::status(&outcome.status)});
-                self.store.append(Event::Refused, &self.id, &self.run, subjects, body)
+                self.store.append(Event::Refused, &self.id, &self.run, &subjects, &canonical(&body)?)
             }
         }
     }
@@ -128,6 +128,10 @@ impl Drop for Record {
             );
         }
     }
+}
+
+fn canonical(body: &Value) -> Result<Body, StoreError> {
+    Body::new(body).map_err(|e| StoreError::Entry(e.into()))
 }
 
 /// 128 random bits.

@@ -98,7 +98,7 @@ impl StoreError {
             StoreError::NoStore { .. } => {
                 "the first run creates it; set CASEMATE_HOME if it lives elsewhere".to_owned()
             }
-            StoreError::Corrupt { source: ChainError::Record { fault: Fault::Torn, .. }, .. } => {
+            StoreError::Corrupt { source: ChainError::Line { fault: Fault::Torn, .. }, .. } => {
                 "a writer was killed while writing it; the next run removes it and goes on".to_owned()
             }
             StoreError::Corrupt { path, .. }

@@ -70,7 +70,7 @@ fn a_disk_that_fills_up_during_runs_still_takes_their_closing_records() {
     assert!(matches!(append(&store, Event::Opened, "c"), Err(StoreError::Full { .. })));
     for id in ["a", "b"] {
         let body = json!({"text": "x".repeat(90_000)});
-        store.append(Event::Closed, id, "run-1", subjects(), body).unwrap();
+        append_with(&store, Event::Closed, id, &body).unwrap();
     }
     assert!(store.verify(None, None).unwrap().open.is_empty());
 }
@@ -87,7 +87,7 @@ fn an_append_that_finds_no_room_leaves_nothing_behind() {
     let before = fs::read(&path).unwrap();
     fs::OpenOptions::new().write(true).open(&path).unwrap().set_len(before.len() as u64).unwrap();
     fill_up(&home);
-    let close = || store.append(Event::Closed, "a", "run-1", subjects(), json!({"text": "x".repeat(50_000)}));
+    let close = || append_with(&store, Event::Closed, "a", &json!({"text": "x".repeat(50_000)}));
     let error = close().unwrap_err();
     assert!(matches!(error, StoreError::Full { action: "append to", .. }), "{error:?}");
     assert_eq!(fs::read(&path).unwrap(), before);
@@ -107,7 +107,7 @@ fn a_read_only_store_refuses_to_append_but_can_be_read() {
     assert!(matches!(error, StoreError::ReadOnly { .. }), "{error:?}");
     assert!(error.hint().unwrap().contains("CASEMATE_HOME"));
     let reader = Reader::open(&home).unwrap();
-    assert_eq!((reader.verify(None, None).unwrap().records, reader.head().unwrap().seq), (2, 2));
+    assert_eq!((reader.verify(None, None).unwrap().records, reader.head().unwrap().seq), (2, 3));
     // Nothing there yet, and nothing can be made.
     let error = Store::open(&home.join("elsewhere"), Durability::Each).unwrap_err();
     assert!(matches!(error, StoreError::ReadOnly { .. }), "{error:?}");

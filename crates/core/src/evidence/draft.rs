@@ -74,7 +74,7 @@ impl Draft {
     /// The line up to its MAC, and the hash of that: the MAC and the line's digest both continue it.
     pub(super) fn place(self, seq: u64, prev: &[u8; 32], time: Timestamp) -> (Vec<u8>, Sha256) {
         let Draft { mut line, mut hash, mut rest, time_at } = self;
-        rest[time_at..time_at + TIME.len()].copy_from_slice(time.to_string().as_bytes());
+        rest[time_at..time_at + TIME.len()].copy_from_slice(&time.spelled());
         let hashed = line.len();
         write_place(&mut line, prev, seq);
         line.extend_from_slice(&rest);

@@ -113,7 +113,7 @@ fn append(store: &Store, thread: usize, pairs: usize) -> (Vec<Duration>, Duratio
 /// As the engine writes it: the members are in order.
 fn body(value: &Value) -> Body {
     let members = value.as_object().unwrap().iter();
-    members.fold(Body::members(), |body, (key, member)| body.with(key, member)).end()
+    members.fold(Body::members(), |body, (key, member)| body.with(key, member)).end().unwrap()
 }
 
 fn cpu_of_thread() -> Duration {

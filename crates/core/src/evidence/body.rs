@@ -4,7 +4,7 @@ use serde::Serialize;
 use serde_json::Value;
 
 use super::canonical::{write_string, write_value};
-use super::{EntryError, parse_canonical};
+use super::{CanonicalError, EntryError, parse_canonical};
 
 /// A JSON object in canonical form.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -19,7 +19,10 @@ pub struct Fragment(Vec<u8>);
 /// Nothing is sorted here, nor in the types that are handed in: they declare their members in the order of their keys, and
 /// hold no fractions. Debug builds insist on that. A body that gets past them makes a record that nobody accepts.
 #[derive(Debug)]
-pub struct Members(Vec<u8>);
+pub struct Members {
+    bytes: Vec<u8>,
+    failed: Option<CanonicalError>,
+}
 
 impl Body {
     /// The canonical form of any object, sorted as needed.
@@ -36,7 +39,7 @@ impl Body {
     pub fn members() -> Members {
         let mut bytes = Vec::with_capacity(4096);
         bytes.push(b'{');
-        Members(bytes)
+        Members { bytes, failed: None }
     }
 
     pub fn as_bytes(&self) -> &[u8] {
@@ -45,11 +48,11 @@ impl Body {
 }
 
 impl Fragment {
-    pub fn new(value: &impl Serialize) -> Fragment {
+    pub fn new(value: &impl Serialize) -> Result<Fragment, EntryError> {
         let mut bytes = Vec::with_capacity(1024);
-        write(&mut bytes, value);
-        debug_assert!(parse_canonical(&bytes).is_ok(), "not in order: {}", String::from_utf8_lossy(&bytes));
-        Fragment(bytes)
+        write(&mut bytes, value).map_err(EntryError::Body)?;
+        debug_assert!(in_order(&bytes), "not in order: {}", String::from_utf8_lossy(&bytes));
+        Ok(Fragment(bytes))
     }
 
     pub fn as_bytes(&self) -> &[u8] {
@@ -65,36 +68,54 @@ impl Default for Fragment {
 }
 
 impl Members {
-    pub fn with(mut self, key: &str, value: &impl Serialize) -> Members {
-        self.key(key);
-        write(&mut self.0, value);
-        self
+    pub fn with(self, key: &str, value: &impl Serialize) -> Members {
+        self.member(key, |bytes| write(bytes, value))
     }
 
-    pub fn with_fragment(mut self, key: &str, Fragment(value): &Fragment) -> Members {
-        self.key(key);
-        self.0.extend_from_slice(value);
-        self
+    /// Any value, sorted as needed.
+    pub fn with_value(self, key: &str, value: &Value) -> Members {
+        self.member(key, |bytes| write_value(bytes, value, 3))
     }
 
-    pub fn end(self) -> Body {
-        let Members(mut bytes) = self;
-        bytes.push(b'}');
-        debug_assert!(parse_canonical(&bytes).is_ok(), "not in order: {}", String::from_utf8_lossy(&bytes));
-        Body(bytes)
+    pub fn with_fragment(self, key: &str, Fragment(value): &Fragment) -> Members {
+        self.member(key, |bytes| {
+            bytes.extend_from_slice(value);
+            Ok(())
+        })
     }
 
-    fn key(&mut self, key: &str) {
-        if self.0.len() > 1 {
-            self.0.push(b',');
+    pub fn end(self) -> Result<Body, EntryError> {
+        let Members { mut bytes, failed } = self;
+        if let Some(error) = failed {
+            return Err(EntryError::Body(error));
         }
-        write_string(&mut self.0, key);
-        self.0.push(b':');
+        bytes.push(b'}');
+        debug_assert!(in_order(&bytes), "not in order: {}", String::from_utf8_lossy(&bytes));
+        Ok(Body(bytes))
+    }
+
+    fn member(
+        mut self,
+        key: &str,
+        value: impl FnOnce(&mut Vec<u8>) -> Result<(), CanonicalError>,
+    ) -> Members {
+        if self.bytes.len() > 1 {
+            self.bytes.push(b',');
+        }
+        write_string(&mut self.bytes, key);
+        self.bytes.push(b':');
+        if let Err(error) = value(&mut self.bytes) {
+            self.failed.get_or_insert(error);
+        }
+        self
     }
 }
 
 /// `serde_json` writes strings and integers as canonical JSON wants them.
-fn write(out: &mut Vec<u8>, value: &impl Serialize) {
-    serde_json::to_writer(out, value)
-        .expect("a type of ours has only strings for keys, and a vector takes every byte");
+fn write(out: &mut Vec<u8>, value: &impl Serialize) -> Result<(), CanonicalError> {
+    serde_json::to_writer(out, value).map_err(CanonicalError::NotJson)
+}
+
+fn in_order(bytes: &[u8]) -> bool {
+    parse_canonical(bytes).is_ok()
 }

@@ -140,17 +140,21 @@ fn a_body_written_in_order_is_the_same_as_a_sorted_one() {
     }
     let text = ["é", "\u{1}\u{8}\t\n\u{c}\r\"\\/\u{7f}", "\u{10000}"];
     let ordered = Ordered { a: Some(-5), z: u64::MAX };
-    let body = Body::members().with("a", &ordered).with_fragment("b", &Fragment::new(&text)).with("c", &true);
-    let sorted = json!({"c": true, "b": text, "a": {"z": u64::MAX, "a": -5}});
-    assert_eq!(body.end(), Body::new(&sorted).unwrap());
-    assert_eq!(Body::members().end(), Body::new(&json!({})).unwrap());
+    let body = Body::members().with("a", &ordered).with_fragment("b", &Fragment::new(&text).unwrap());
+    let body = body.with("c", &true).with_value("d", &json!({"\u{ff61}": [], "\u{10000}": {}}));
+    let sorted =
+        json!({"d": {"\u{10000}": {}, "\u{ff61}": []}, "c": true, "b": text, "a": {"z": u64::MAX, "a": -5}});
+    assert_eq!(body.end().unwrap(), Body::new(&sorted).unwrap());
+    assert_eq!(Body::members().end().unwrap(), Body::new(&json!({})).unwrap());
+    let fraction = Body::members().with_value("a", &json!(0.5)).with("b", &1).end();
+    assert!(matches!(fraction, Err(EntryError::Body(CanonicalError::NotAnInteger(_)))));
 }
 
 #[test]
 #[cfg(debug_assertions)]
 #[should_panic = "not in order"]
 fn a_body_out_of_order_is_caught_in_tests() {
-    Body::members().with("b", &1).with("a", &2).end();
+    let _ = Body::members().with("b", &1).with("a", &2).end();
 }
 
 #[test]

@@ -7,7 +7,7 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::Path;
 use std::sync::Arc;
 
-use casemate_core::evidence::{Body, Draft, Durability, Event, LinkError, Subject};
+use casemate_core::evidence::{Body, Draft, Durability, Event, Subject};
 use serde_json::json;
 
 use super::read::Scan;
@@ -73,7 +73,7 @@ impl Store {
         let left_open = scan.of_run(run);
         for OpenRecord { id, opened, subjects, .. } in &left_open {
             let body = json!({"opened": opened.seq, "reason": "its run ended without closing it"});
-            let body = Body::new(&body).map_err(|e| StoreError::Entry(e.into()))?;
+            let body = Body::new(&body)?;
             let draft = self.draft(Event::Interrupted, id, run, subjects, &body)?;
             turn.append(Event::Interrupted, id, run, draft)?;
         }
@@ -97,8 +97,7 @@ impl Store {
         subjects: &[Subject],
         body: &Body,
     ) -> Result<Draft, StoreError> {
-        let draft = Draft::new(event, id, run, self.writer.durability(), subjects, body);
-        draft.map_err(|e| StoreError::Entry(LinkError::Entry(e)))
+        Ok(Draft::new(event, id, run, self.writer.durability(), subjects, body)?)
     }
 }
 

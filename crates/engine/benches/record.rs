@@ -1,7 +1,8 @@
 //! What evidence costs: pairs of an opening and a closing record, appended in `batch` mode by one thread and by two.
 //!
-//! `cargo bench -p casemate-engine --bench record [-- PAIRS [THREADS]]`. The bodies are those of a real run. Processor time comes from
-//! the scheduler's own account: of the appending threads, and of the whole process with its background thread.
+//! `cargo bench -p casemate-engine --bench record [-- PAIRS [THREADS]]`. The bodies are those of real runs: of a command in a
+//! container, and of a call to a WASM worker. Processor time comes from the scheduler's own account: of the appending
+//! threads, and of the whole process with its background thread.
 
 #![allow(clippy::unwrap_used, reason = "a benchmark that cannot go on fails by panicking")]
 
@@ -14,7 +15,7 @@ use casemate_engine::recorder::{Body, Durability, Event, Store, Subject};
 use serde_json::Value;
 
 const PAIRS: usize = 20_000;
-/// Bodies are copied this many at a time, outside of what is measured.
+/// Ids are made this many at a time, outside of what is measured.
 const CHUNK: usize = 200;
 const ROUNDS: usize = 5;
 
@@ -22,20 +23,30 @@ fn main() {
     let mut numbers = std::env::args().skip(1).filter_map(|arg| arg.parse().ok());
     let pairs = numbers.next().unwrap_or(PAIRS);
     let threads = numbers.next().map_or(vec![1, 2], |threads| vec![threads]);
-    for threads in threads {
-        let mut rounds: Vec<Round> = (0..ROUNDS).map(|_| Round::measure(threads, pairs)).collect();
-        rounds.sort_unstable_by_key(|round| round.appending);
-        let Round { median, p99, appending, process, bytes } = rounds[ROUNDS / 2];
-        println!(
-            "{threads} thread(s): a pair takes {:.1} us at the median, {:.1} at p99; {:.1} us of CPU in the append path, \
-             {:.1} in the whole process; {bytes} bytes",
-            micros(median),
-            micros(p99),
-            micros(appending),
-            micros(process),
-        );
+    for (what, bodies) in [("command", COMMAND), ("call", CALL)] {
+        for &threads in &threads {
+            let mut rounds: Vec<Round> =
+                (0..ROUNDS).map(|_| Round::measure(bodies, threads, pairs)).collect();
+            rounds.sort_unstable_by_key(|round| round.appending);
+            let Round { median, p99, appending, process, bytes } = rounds[ROUNDS / 2];
+            println!(
+                "{what}, {threads} thread(s): a pair takes {:.1} us at the median, {:.1} at p99; {:.1} us of CPU in the append \
+                 path, {:.1} in the whole process; {bytes} bytes",
+                micros(median),
+                micros(p99),
+                micros(appending),
+                micros(process),
+            );
+        }
     }
 }
+
+/// What the opening and the closing record say.
+type Bodies = [&'static str; 2];
+
+const COMMAND: Bodies =
+    [include_str!("bodies/command-opened.json"), include_str!("bodies/command-closed.json")];
+const CALL: Bodies = [include_str!("bodies/call-opened.json"), include_str!("bodies/call-closed.json")];
 
 /// What one pair took.
 #[derive(Clone, Copy)]
@@ -48,28 +59,28 @@ struct Round {
 }
 
 impl Round {
-    fn measure(threads: usize, pairs: usize) -> Round {
+    fn measure(bodies: Bodies, threads: usize, pairs: usize) -> Round {
         let home =
             tempfile::tempdir_in(std::env::var_os("BENCH_DIR").unwrap_or_else(|| "/var/tmp".into())).unwrap();
         let before = cpu_of_process();
         let store = Store::open(home.path(), Durability::Batch).unwrap();
         let each = pairs / threads;
-        let mut copying = Duration::ZERO;
+        let mut preparing = Duration::ZERO;
         let (mut took, mut appending) = (Vec::new(), Duration::ZERO);
         thread::scope(|scope| {
             let running: Vec<_> = (0..threads)
                 .map(|t| (t, &store))
-                .map(|(t, store)| scope.spawn(move || append(store, t, each)))
+                .map(|(t, store)| scope.spawn(move || append(store, bodies, t, each)))
                 .collect();
             for thread in running {
                 let done = thread.join().unwrap();
                 took.extend(done.0);
                 appending += done.1;
-                copying += done.2;
+                preparing += done.2;
             }
         });
         drop(store);
-        let process = cpu_of_process() - before - copying;
+        let process = cpu_of_process() - before - preparing;
         took.sort_unstable();
         let chain = fs::metadata(home.path().join("evidence/chain.jsonl")).unwrap().len();
         let n = took.len();
@@ -83,10 +94,9 @@ impl Round {
     }
 }
 
-/// How long each pair took, the processor time of all of them, and that of making copies.
-fn append(store: &Store, thread: usize, pairs: usize) -> (Vec<Duration>, Duration, Duration) {
-    let opened: Value = serde_json::from_str(include_str!("bodies/opened.json")).unwrap();
-    let closed: Value = serde_json::from_str(include_str!("bodies/closed.json")).unwrap();
+/// How long each pair took, the processor time of all of them, and that of preparing them.
+fn append(store: &Store, bodies: Bodies, thread: usize, pairs: usize) -> (Vec<Duration>, Duration, Duration) {
+    let [opened, closed] = bodies.map(|body| serde_json::from_str::<Value>(body).unwrap());
     let subjects = |names: &[&str]| -> Vec<Subject> {
         names.iter().map(|name| Subject { name: (*name).to_owned(), sha256: [7; 32] }).collect()
     };
@@ -106,8 +116,8 @@ fn append(store: &Store, thread: usize, pairs: usize) -> (Vec<Duration>, Duratio
         }
         appending += cpu_of_thread() - before;
     }
-    let copying = cpu_of_thread() - start - appending;
-    (took, appending, copying)
+    let preparing = cpu_of_thread() - start - appending;
+    (took, appending, preparing)
 }
 
 /// As the engine writes it: the members are in order.

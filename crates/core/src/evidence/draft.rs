@@ -3,7 +3,7 @@
 
 use sha2::{Digest, Sha256};
 
-use super::statement::{check_entry, write_member, write_place, write_subjects};
+use super::statement::{Name, check_entry, write_member, write_place, write_subjects};
 use super::{
     Body, Durability, Entry, EntryError, Event, Head, LinkError, MAX_LINE, MacKey, PREDICATE_TYPE,
     RECORD_START, STATEMENT_TYPE, Subject, Timestamp, push_hex,
@@ -46,7 +46,8 @@ impl Draft {
         write_member(&mut rest, ",\"time\":", TIME);
         let time_at = rest.len() - TIME.len() - 1;
         rest.push(b'}');
-        write_subjects(&mut rest, PREDICATE_TYPE, subjects.iter().map(|s| (&s.name, s.sha256)));
+        let named = subjects.iter().map(|subject| (Name::Artifact(&subject.name), &subject.sha256));
+        write_subjects(&mut rest, PREDICATE_TYPE, named);
 
         let mut line = Vec::with_capacity(body.as_bytes().len() + rest.len() + 384);
         line.extend_from_slice(RECORD_START);

@@ -47,7 +47,12 @@ pub fn hex(bytes: &[u8]) -> String {
 
 fn push_hex(out: &mut Vec<u8>, bytes: &[u8]) {
     const DIGITS: &[u8; 16] = b"0123456789abcdef";
-    out.extend(bytes.iter().flat_map(|b| [DIGITS[usize::from(b >> 4)], DIGITS[usize::from(b & 15)]]));
+    let start = out.len();
+    out.resize(start + 2 * bytes.len(), 0);
+    for (pair, byte) in out[start..].chunks_exact_mut(2).zip(bytes) {
+        pair[0] = DIGITS[usize::from(byte >> 4)];
+        pair[1] = DIGITS[usize::from(byte & 15)];
+    }
 }
 
 /// The 32 bytes spelled by 64 lowercase hexadecimal digits, or nothing.

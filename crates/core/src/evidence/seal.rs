@@ -2,7 +2,7 @@
 
 use serde::Deserialize;
 
-use super::statement::{WireChain, WireStatement, write_member, write_place, write_subjects};
+use super::statement::{Name, WireChain, WireStatement, write_member, write_place, write_subjects};
 use super::{
     Envelope, Fault, Head, PREDICATE_TYPE, PublicKey, STATEMENT_TYPE, SecretKey, SignatureError,
     StatementError, Subject, Timestamp, sha256,
@@ -92,8 +92,7 @@ fn payload(seq: u64, digests: &[[u8; 32]], time: Timestamp) -> Vec<u8> {
     write_member(&mut out, ",\"time\":", &time.to_string());
     out.push(b'}');
     let first = seq - digests.len() as u64;
-    let named = (first..).zip(digests).map(|(seq, digest)| (format!("record:{seq}"), *digest));
-    write_subjects(&mut out, SEAL_TYPE, named);
+    write_subjects(&mut out, SEAL_TYPE, (first..).map(Name::Record).zip(digests));
     out
 }
 

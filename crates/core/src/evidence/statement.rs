@@ -194,11 +194,17 @@ pub(super) fn write_place(out: &mut Vec<u8>, prev: &[u8; 32], seq: u64) {
     out.push(b'}');
 }
 
+/// What a statement is about.
+pub(super) enum Name<'a> {
+    Artifact(&'a str),
+    Record(u64),
+}
+
 /// The last two members of a statement and its end.
-pub(super) fn write_subjects<N: AsRef<str>>(
+pub(super) fn write_subjects<'a>(
     out: &mut Vec<u8>,
     predicate_type: &str,
-    subjects: impl Iterator<Item = (N, [u8; 32])>,
+    subjects: impl Iterator<Item = (Name<'a>, &'a [u8; 32])>,
 ) {
     write_member(out, ",\"predicateType\":", predicate_type);
     out.extend_from_slice(b",\"subject\":");
@@ -206,8 +212,15 @@ pub(super) fn write_subjects<N: AsRef<str>>(
     for (name, sha256) in subjects {
         out.push(separator);
         out.extend_from_slice(b"{\"digest\":{\"sha256\":\"");
-        push_hex(out, &sha256);
-        write_member(out, "\"},\"name\":", name.as_ref());
+        push_hex(out, sha256);
+        match name {
+            Name::Artifact(name) => write_member(out, "\"},\"name\":", name),
+            Name::Record(seq) => {
+                out.extend_from_slice(b"\"},\"name\":\"record:");
+                write_number(out, seq);
+                out.push(b'"');
+            }
+        }
         out.push(b'}');
         separator = b',';
     }

@@ -18,8 +18,10 @@ fn sealed(home: &Path) -> Vec<Vec<u8>> {
     lines(home)
 }
 
+type Chain = fn(&Path) -> Vec<Vec<u8>>;
+
 /// Chains of three lines, ending with a record and with a seal.
-const CHAINS: [fn(&Path) -> Vec<Vec<u8>>; 2] = [unsealed, sealed];
+const CHAINS: [Chain; 2] = [unsealed, sealed];
 
 fn put(home: &Path, bytes: &[u8]) {
     fs::write(chain_path(home), bytes).unwrap();

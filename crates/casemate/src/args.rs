@@ -263,11 +263,11 @@ pub(crate) enum EvidenceCommand {
     Show {
         /// The execution
         id: String,
-        /// Print the signed envelopes as they are stored
+        /// Print the lines as they are stored, with the seals that name them
         #[arg(long)]
         json: bool,
     },
-    /// Check every signature and that nothing is missing in between
+    /// Check every record and seal, and that nothing is missing in between
     Verify {
         /// Also look for this execution
         #[arg(conflicts_with = "all")]
@@ -278,7 +278,7 @@ pub(crate) enum EvidenceCommand {
         /// The public key that must have signed: a file, or 64 hexadecimal digits
         #[arg(long, value_name = "KEY")]
         key: Option<OsString>,
-        /// A head that `evidence head` printed earlier
+        /// A head that `evidence head` printed earlier, or a receipt
         #[arg(long, value_name = "SEQ:HEX")]
         head: Option<String>,
         /// Print one JSON object
@@ -287,7 +287,7 @@ pub(crate) enum EvidenceCommand {
     },
     /// Print the end of the chain, to be kept elsewhere
     Head,
-    /// Copy all records, to standard output or into a new file
+    /// Copy all records and seals, to standard output or into a new file
     Export {
         #[arg(value_hint = ValueHint::FilePath)]
         file: Option<PathBuf>,

@@ -45,27 +45,28 @@ struct Pins {
 }
 
 fn show(reader: &Reader, id: &str, raw: bool, out: &mut impl Write) -> Result<u8, Failure> {
-    let records = reader.find(id)?;
+    let records = reader.find_sealed(id)?;
     if records.is_empty() {
         return Err(unknown(id));
     }
     if raw {
-        reader.export(&mut LinesOf { id, line: Vec::new(), out })?;
+        reader.export_one(id, out)?;
     } else {
-        let shown: Vec<Value> = records.iter().map(record).collect();
+        let shown: Vec<Value> = records.iter().map(|(found, seal)| record(found, *seal)).collect();
         serde_json::to_writer_pretty(&mut *out, &shown)?;
         writeln!(out)?;
     }
     Ok(exit::DONE)
 }
 
-fn record(record: &Record) -> Value {
+fn record(record: &Record, seal: Option<Head>) -> Value {
     let entry = &record.entry;
     let subjects = entry.subjects.iter().map(|s| json!({"name": s.name, "sha256": hex(&s.sha256)}));
     json!({
         "seq": record.seq,
         "digest": hex(&record.digest),
         "prev": hex(&record.prev),
+        "seal": seal.map(|seal| seal.to_string()),
         "event": entry.event.name(),
         "id": entry.id,
         "run": entry.run,
@@ -90,7 +91,7 @@ fn verify(
         (None, None) => Some("to see a cut end or a new chain, pin --key and --head"),
     };
     let verified = reader.verify(pins.key, pins.head).and_then(|report| {
-        let records = id.map(|id| reader.find(id)).transpose()?;
+        let records = id.map(|id| reader.find_sealed(id)).transpose()?;
         Ok((report, records))
     });
     let (report, records) = match verified {
@@ -107,15 +108,15 @@ fn verify(
         terminal::report(&unknown(id));
         return Ok(exit::NO);
     }
-    let numbers: Vec<u64> = records.iter().flatten().map(|record| record.seq).collect();
+    let places: Vec<Place> = records.iter().flatten().map(|(record, seal)| (record.seq, *seal)).collect();
     if json {
-        writeln!(out, "{}", report_json(&report, id, &numbers))?;
+        writeln!(out, "{}", report_json(&report, id, &places))?;
         return Ok(exit::DONE);
     }
     writeln!(out, "{}", report_line(&report))?;
     if let Some(id) = id {
-        let numbers: Vec<String> = numbers.iter().map(u64::to_string).collect();
-        writeln!(out, "{id}: record {}", numbers.join(" and "))?;
+        let places: Vec<String> = places.iter().map(place_words).collect();
+        writeln!(out, "{id}: {}", places.join(", "))?;
     }
     if let Some(hint) = hint {
         terminal::hint(hint);
@@ -138,18 +139,29 @@ fn does_not_verify(error: StoreError, json: bool, out: &mut impl Write) -> Resul
     Ok(exit::NO)
 }
 
-fn report_line(report: &Report) -> String {
-    let verdict = match report.verdict {
-        Verdict::Anchored { record } => format!("verified, anchored at record {record}"),
-        Verdict::Unanchored => "consistent, unanchored".to_owned(),
-    };
-    let Report { records, executions, open, .. } = report;
-    format!("{verdict}: {records} records, {executions} executions, {} still open", open.len())
+/// A record's number, and the seal that names it.
+type Place = (u64, Option<Head>);
+
+fn place_words((record, seal): &Place) -> String {
+    match seal {
+        Some(seal) => format!("record {record} sealed by {}", seal.seq),
+        None => format!("record {record} not sealed yet"),
+    }
 }
 
-fn report_json(report: &Report, id: Option<&str>, numbers: &[u64]) -> Value {
+fn report_line(report: &Report) -> String {
+    let verdict = match report.verdict {
+        Verdict::Anchored { line } => format!("verified, anchored at line {line}"),
+        Verdict::Unanchored => "consistent, unanchored".to_owned(),
+    };
+    let Report { records, executions, open, unsealed, .. } = report;
+    let unsealed = if *unsealed > 0 { format!(", {unsealed} not sealed yet") } else { String::new() };
+    format!("{verdict}: {records} records{unsealed}, {executions} executions, {} still open", open.len())
+}
+
+fn report_json(report: &Report, id: Option<&str>, places: &[Place]) -> Value {
     let anchor = match report.verdict {
-        Verdict::Anchored { record } => Some(record),
+        Verdict::Anchored { line } => Some(line),
         Verdict::Unanchored => None,
     };
     let mut value = json!({
@@ -157,13 +169,16 @@ fn report_json(report: &Report, id: Option<&str>, numbers: &[u64]) -> Value {
         "anchored": anchor.is_some(),
         "anchor": anchor,
         "records": report.records,
+        "seals": report.seals,
+        "unsealed": report.unsealed,
         "executions": report.executions,
         "open": report.open,
         "head": report.head.to_string(),
     });
     if let Some(id) = id {
         value["id"] = json!(id);
-        value["of_id"] = json!(numbers);
+        value["of_id"] = places.iter().map(|(record, _)| *record).collect();
+        value["sealed_by"] = places.iter().map(|(_, seal)| seal.map(|seal| seal.seq)).collect();
     }
     value
 }
@@ -212,32 +227,6 @@ fn unknown(id: &str) -> Failure {
         format!("there is no record of `{}`", one_line(id)),
         "`casemate evidence ls` lists what there is",
     )
-}
-
-/// Passes on the lines of one execution.
-struct LinesOf<'a, W> {
-    id: &'a str,
-    line: Vec<u8>,
-    out: &'a mut W,
-}
-
-impl<W: Write> Write for LinesOf<'_, W> {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        for piece in bytes.split_inclusive(|byte| *byte == b'\n') {
-            self.line.extend_from_slice(piece);
-            if piece.ends_with(b"\n") {
-                let line = std::mem::take(&mut self.line);
-                if Record::parse(&line, None).is_ok_and(|record| record.entry.id == self.id) {
-                    self.out.write_all(&line)?;
-                }
-            }
-        }
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
 }
 
 #[cfg(test)]

@@ -2,17 +2,26 @@
 //!
 //! Values of environment variables and the contents of files never enter a record; names and digests do.
 
-use casemate_core::evidence::{Subject, hex};
-use casemate_core::limits::Limits;
-use casemate_core::outcome::{Outcome, Status};
+mod shape;
+
+use std::borrow::Cow;
+use std::time::Duration;
+
+use casemate_core::evidence::{Body, EntryError, Fragment, Subject, hex};
+use casemate_core::limits::{Bound, LimitKind};
+use casemate_core::outcome::{LimitHit, Outcome, Refusal, Status};
 use casemate_core::plan::Plan;
-use casemate_core::request::{CodeSource, ImageRef, Isolation, Request, Stdin, Workload};
+use casemate_core::request::{CodeSource, GuestPath, ImageRef, Isolation, Request, Stdin, Workload};
 use casemate_wire::guest::{Config, Program};
 use casemate_wire::launch::Posture;
 use serde_json::{Map, Value, json};
 use sha2::{Digest, Sha256};
 
 use crate::run::{Digests, Ran};
+use shape::{
+    Asked, AskedComponent, AskedSource, AskedWorkload, DecidedLimit, Decision, Ended, Hit, Identified, Other,
+    Shown, Truncated, Used,
+};
 
 /// Arguments are recorded up to this many bytes; beyond, their digest stands for them.
 const MAX_ARGUMENTS: usize = 8 * 1024;
@@ -20,74 +29,83 @@ const MAX_ARGUMENTS: usize = 8 * 1024;
 const MAX_LISTED: usize = 64;
 
 /// What was asked.
-pub(crate) fn request(request: &Request) -> Value {
-    let names = |pairs: &[(String, String)]| pairs.iter().map(|(name, _)| name.clone()).collect::<Vec<_>>();
-    let paths = |paths: &[casemate_core::request::GuestPath]| {
-        listed(paths.iter().map(|path| path.as_str().to_owned()))
-    };
-    json!({
-        "tenant": request.tenant(),
-        "workload": workload(request.workload()),
-        "risk": request.risk().as_str(),
-        "kind": request.kind().map(|kind| kind.as_str()),
-        "tags": request.tags().iter().collect::<Vec<_>>(),
-        "needs": request.needs().iter().map(|need| need.as_str()).collect::<Vec<_>>(),
-        "isolation": isolation(request.isolation()),
-        "image": image(request.image()),
-        "env_names": listed(names(request.env()).into_iter()),
-        "cwd": request.cwd(),
-        "files_in": paths(request.files_in()),
-        "files_out": paths(request.files_out()),
-        "stdin": request.stdin() == Stdin::Provided,
-        "egress": request.egress(),
-        "secrets": request.secrets(),
-        "capabilities": request.capabilities().iter().map(|capability| capability.as_str()).collect::<Vec<_>>(),
-        "deterministic": request.deterministic(),
-        "limits": request.limits().iter().map(|(kind, value)| (kind.name().to_owned(), json!(value))).collect::<Map<_, _>>(),
+pub(crate) fn request(request: &Request) -> Result<Fragment, EntryError> {
+    let names = request.env().iter().map(|(name, _)| name.as_str());
+    Fragment::new(&Asked {
+        capabilities: request.capabilities().iter().map(|capability| capability.as_str()).collect(),
+        cwd: request.cwd(),
+        deterministic: request.deterministic(),
+        egress: request.egress(),
+        env_names: listed(names),
+        files_in: listed(request.files_in().iter().map(GuestPath::as_str)),
+        files_out: listed(request.files_out().iter().map(GuestPath::as_str)),
+        image: image(request.image()),
+        isolation: isolation(request.isolation()),
+        kind: request.kind().map(|kind| kind.as_str()),
+        limits: request.limits().iter().map(|(kind, value)| (kind.name(), value)).collect(),
+        needs: request.needs().iter().map(|need| need.as_str()).collect(),
+        risk: request.risk().as_str(),
+        secrets: request.secrets(),
+        stdin: request.stdin() == Stdin::Provided,
+        tags: request.tags(),
+        tenant: request.tenant(),
+        workload: workload(request.workload()),
     })
 }
 
-/// What was decided, and why nothing else.
-pub(crate) fn decision(plan: &Plan) -> Value {
-    let passed_over: Vec<Value> = plan
-        .choice()
-        .passed_over
-        .iter()
-        .map(|other| json!({"stack": other.stack.to_string(), "reason": other.reason}))
-        .collect();
-    json!({
-        "stack": stack(plan.stack()),
-        "class": plan.class().as_str(),
-        "limits": limits(plan.limits()),
-        "unbounded": plan.unbounded().iter().map(|kind| kind.name()).collect::<Vec<_>>(),
-        "image": image(plan.image()),
-        "passed_over": passed_over,
-    })
+/// What was asked, what was decided, and why nothing else.
+pub(crate) fn opening(asked: &Fragment, plan: &Plan) -> Result<Body, EntryError> {
+    let bound = |(kind, bound): (LimitKind, Bound)| {
+        (kind.name(), DecidedLimit { origin: bound.origin.as_str(), value: bound.value })
+    };
+    let passed_over = plan.choice().passed_over.iter();
+    let decision = Decision {
+        class: plan.class().as_str(),
+        image: image(plan.image()),
+        limits: plan.limits().iter().map(bound).collect(),
+        passed_over: passed_over
+            .map(|other| Other { reason: &other.reason, stack: Shown(&other.stack) })
+            .collect(),
+        stack: plan.stack().walls().iter().map(|wall| wall.as_str()).collect(),
+        unbounded: plan.unbounded().iter().map(|kind| kind.name()).collect(),
+    };
+    Body::members().with("decision", &decision).with_fragment("request", asked).end()
 }
 
 /// How it ended, what stood around it and what it used.
-pub(crate) fn closing(outcome: &Outcome, ran: &mut Ran, program: Option<&(String, String)>) -> Value {
-    let mut body = json!({
-        "status": status(&outcome.status),
-        "limits_hit": outcome.limits_hit.iter().map(|hit| json!({
-            "limit": hit.kind.name(), "value": hit.limit, "peak": hit.peak,
-        })).collect::<Vec<_>>(),
-        "usage": {
-            "wall_us": outcome.usage.wall.map(|d| d.as_micros() as u64),
-            "cpu_us": outcome.usage.cpu.map(|d| d.as_micros() as u64),
-            "memory_peak_bytes": outcome.usage.memory_peak,
-            "disk_bytes": outcome.usage.disk_bytes,
-            "pids_peak": outcome.usage.pids_peak,
-        },
-        "denied": listed(outcome.denied.iter().cloned()),
-        "truncated": {"stdout": outcome.stdout_truncated, "stderr": outcome.stderr_truncated},
-        "program": program.map(|(path, sha256)| json!({"path": path, "sha256": sha256})),
-        "destroyed": "killed from outside; every process ends with the cell's first",
-    });
-    // Written while the payload ran, and moved: somebody waits for this record.
-    body["observed"] = ran.observed.take().unwrap_or_default();
-    body["applied"] = ran.applied.take().unwrap_or_default();
-    body
+pub(crate) fn closing(
+    outcome: &Outcome,
+    ran: &Ran,
+    program: Option<&(String, String)>,
+) -> Result<Body, EntryError> {
+    let hit = |hit: &LimitHit| Hit { limit: hit.kind.name(), peak: hit.peak, value: hit.limit };
+    let micros = |time: Duration| time.as_micros() as u64;
+    let Outcome { usage, stdout_truncated, stderr_truncated, .. } = outcome;
+    Body::members()
+        .with_value("applied", ran.applied.as_ref().unwrap_or(&Value::Null))
+        .with("denied", &listed(outcome.denied.iter().map(String::as_str)))
+        .with("destroyed", &"killed from outside; every process ends with the cell's first")
+        .with("limits_hit", &outcome.limits_hit.iter().map(hit).collect::<Vec<_>>())
+        .with_value("observed", ran.observed.as_ref().unwrap_or(&Value::Null))
+        .with("program", &program.map(|(path, sha256)| Identified { path, sha256 }))
+        .with("status", &status(&outcome.status))
+        .with("truncated", &Truncated { stderr: *stderr_truncated, stdout: *stdout_truncated })
+        .with(
+            "usage",
+            &Used {
+                cpu_us: usage.cpu.map(micros),
+                disk_bytes: usage.disk_bytes,
+                memory_peak_bytes: usage.memory_peak,
+                pids_peak: usage.pids_peak,
+                wall_us: usage.wall.map(micros),
+            },
+        )
+        .end()
+}
+
+/// What was asked, and why nothing came of it.
+pub(crate) fn refused(asked: &Fragment, outcome: &Outcome) -> Result<Body, EntryError> {
+    Body::members().with_fragment("request", asked).with("status", &status(&outcome.status)).end()
 }
 
 /// The artifacts that a closing record is about.
@@ -98,19 +116,19 @@ pub(crate) fn subjects(request_digest: [u8; 32], digests: &Digests) -> Vec<Subje
             .0
             .iter()
             .take(MAX_LISTED)
-            .map(|(name, sha256)| Subject { name: bounded(name, 512), sha256: *sha256 }),
+            .map(|(name, sha256)| Subject { name: bounded(name, 512).into_owned(), sha256: *sha256 }),
     );
     subjects
 }
 
 /// Identifies the request including everything that is not written out in the record as `asked`.
-pub(crate) fn request_digest(request: &Request, asked: &Value) -> [u8; 32] {
+pub(crate) fn request_digest(request: &Request, asked: &Fragment) -> [u8; 32] {
     let mut hash = Sha256::new();
     let mut part = |bytes: &[u8]| {
         hash.update((bytes.len() as u64).to_le_bytes());
         hash.update(bytes);
     };
-    part(asked.to_string().as_bytes());
+    part(asked.as_bytes());
     match request.workload() {
         Workload::Command { argv } => argv.iter().for_each(|argument| part(argument.as_bytes())),
         Workload::Code { source, args, .. } => {
@@ -132,85 +150,76 @@ pub(crate) fn request_digest(request: &Request, asked: &Value) -> [u8; 32] {
     hash.finalize().into()
 }
 
-pub(crate) fn status(status: &Status) -> Value {
+fn status(status: &Status) -> Ended<'_> {
     match status {
-        Status::Exited { code } => json!({"kind": "exited", "code": code}),
-        Status::Signaled { signal } => json!({"kind": "signaled", "signal": signal}),
+        Status::Exited { code } => Ended::Exited { code: *code, kind: "exited" },
+        Status::Signaled { signal } => Ended::Signaled { kind: "signaled", signal: *signal },
         Status::Killed { cause, limit, peak } => {
-            json!({"kind": "killed", "cause": cause.as_str(), "limit": limit, "peak": peak})
+            Ended::Killed { cause: cause.as_str(), kind: "killed", limit: *limit, peak: *peak }
         }
-        Status::Refused(refusal) => {
-            json!({"kind": "refused", "reason": bounded(&refusal.reason, 2048), "hint": bounded(&refusal.hint, 2048)})
+        Status::Refused(Refusal { reason, hint }) => {
+            Ended::Refused { hint: bounded(hint, 2048), kind: "refused", reason: bounded(reason, 2048) }
         }
-        Status::Failed { reason } => json!({"kind": "failed", "reason": bounded(reason, 2048)}),
+        Status::Failed { reason } => Ended::Failed { kind: "failed", reason: bounded(reason, 2048) },
     }
 }
 
-fn workload(workload: &Workload) -> Value {
+fn workload(workload: &Workload) -> AskedWorkload<'_> {
     match workload {
-        Workload::Command { argv } => {
-            let mut value = arguments(argv);
-            value["type"] = json!("command");
-            value
-        }
+        Workload::Command { argv } => AskedWorkload { kind: "command", ..arguments(argv) },
         Workload::Code { language, source, args } => {
             let (form, name, bytes) = match source {
                 CodeSource::Inline(code) => ("inline", None, code.as_bytes()),
-                CodeSource::File { name, bytes } => ("file", Some(name.clone()), bytes.as_slice()),
+                CodeSource::File { name, bytes } => ("file", Some(name.as_str()), bytes.as_slice()),
             };
-            let mut value = arguments(args);
-            value["type"] = json!("code");
-            value["language"] = json!(language.as_str());
-            value["source"] = json!({"form": form, "name": name, "bytes": bytes.len(), "sha256": hex(&Sha256::digest(bytes))});
-            value
+            let sha256 = hex(&Sha256::digest(bytes));
+            AskedWorkload {
+                kind: "code",
+                language: Some(language.as_str()),
+                source: Some(AskedSource { bytes: bytes.len(), form, name, sha256 }),
+                ..arguments(args)
+            }
         }
         Workload::Component { component, args } => {
-            let mut value = arguments(args);
-            value["type"] = json!("component");
-            value["component"] = json!({
-                "name": bounded(component.name(), 512), "bytes": component.bytes().len(), "sha256": hex(&component.digest()),
-            });
-            value
+            let (name, sha256) = (bounded(component.name(), 512), hex(&component.digest()));
+            let component = AskedComponent { bytes: component.bytes().len(), name, sha256 };
+            AskedWorkload { kind: "component", component: Some(component), ..arguments(args) }
         }
     }
 }
 
-fn arguments(argv: &[String]) -> Value {
+/// The arguments, or what stands for them if they are long.
+fn arguments(argv: &[String]) -> AskedWorkload<'_> {
     let length: usize = argv.iter().map(String::len).sum();
     if length + argv.len() <= MAX_ARGUMENTS {
-        return json!({"argv": argv});
+        return AskedWorkload { argv: Some(argv), ..AskedWorkload::default() };
     }
     let mut hash = Sha256::new();
     for argument in argv {
         hash.update((argument.len() as u64).to_le_bytes());
         hash.update(argument);
     }
-    json!({"argv_count": argv.len(), "argv_bytes": length, "argv_sha256": hex(&hash.finalize())})
+    AskedWorkload {
+        argv_bytes: Some(length),
+        argv_count: Some(argv.len()),
+        argv_sha256: Some(hex(&hash.finalize())),
+        ..AskedWorkload::default()
+    }
 }
 
-fn image(image: &ImageRef) -> String {
+fn image(image: &ImageRef) -> Cow<'_, str> {
     match image {
         ImageRef::Host => "host (unpinned)".into(),
-        ImageRef::Directory { label } => format!("directory {} (unpinned)", bounded(label, 1024)),
+        ImageRef::Directory { label } => format!("directory {} (unpinned)", bounded(label, 1024)).into(),
     }
 }
 
-fn isolation(isolation: &Isolation) -> String {
+fn isolation(isolation: &Isolation) -> Cow<'_, str> {
     match isolation {
         Isolation::Auto => "auto".into(),
-        Isolation::AtLeast(wall) => format!("at least {wall}"),
-        Isolation::Exactly(stack) => format!("exactly {stack}"),
+        Isolation::AtLeast(wall) => format!("at least {wall}").into(),
+        Isolation::Exactly(stack) => format!("exactly {stack}").into(),
     }
-}
-
-fn stack(stack: &casemate_core::stack::Stack) -> Vec<&'static str> {
-    stack.walls().iter().map(|wall| wall.as_str()).collect()
-}
-
-fn limits(limits: &Limits) -> Map<String, Value> {
-    let entry =
-        |bound: casemate_core::limits::Bound| json!({"value": bound.value, "origin": bound.origin.as_str()});
-    limits.iter().map(|(kind, bound)| (kind.name().to_owned(), entry(bound))).collect()
 }
 
 /// Read from outside.
@@ -253,20 +262,23 @@ fn filter_digest(program: Program) -> String {
     known.entry(program).or_insert_with(digest).clone()
 }
 
-fn listed(items: impl Iterator<Item = String>) -> Vec<String> {
-    let mut items: Vec<String> = items.map(|item| bounded(&item, 512)).collect();
+fn listed<'a>(items: impl Iterator<Item = &'a str>) -> Vec<Cow<'a, str>> {
+    let mut items: Vec<Cow<'_, str>> = items.map(|item| bounded(item, 512)).collect();
     if items.len() > MAX_LISTED {
         let more = items.len() - MAX_LISTED;
         items.truncate(MAX_LISTED);
-        items.push(format!("and {more} more"));
+        items.push(format!("and {more} more").into());
     }
     items
 }
 
-fn bounded(text: &str, bytes: usize) -> String {
+fn bounded(text: &str, bytes: usize) -> Cow<'_, str> {
     if text.len() <= bytes {
-        return text.to_owned();
+        return text.into();
     }
     let end = (0..=bytes).rev().find(|&at| text.is_char_boundary(at)).unwrap_or(0);
-    format!("{}…", &text[..end])
+    format!("{}…", &text[..end]).into()
 }
+
+#[cfg(test)]
+mod tests;

@@ -6,7 +6,6 @@ use casemate_core::evidence::{Event, hex};
 use casemate_core::outcome::{Cause, Outcome, Status};
 use casemate_core::plan::Plan;
 use casemate_core::request::Request;
-use serde_json::{Value, json};
 
 use crate::evidence;
 use crate::execute::{EvidenceError, Executed};
@@ -45,11 +44,11 @@ impl Record {
         plan: &Plan,
         program: Option<Program>,
     ) -> Result<(), StoreError> {
-        let asked = evidence::request(request);
+        let asked = evidence::request(request)?;
         let request_digest = evidence::request_digest(request, &asked);
-        let body = json!({"request": asked, "decision": evidence::decision(plan)});
         let subjects = evidence::subjects(request_digest, &Default::default());
-        self.store.append(Event::Opened, &self.id, &self.run, subjects, body)?;
+        let body = evidence::opening(&asked, plan)?;
+        self.store.append(Event::Opened, &self.id, &self.run, &subjects, &body)?;
         self.planned = Some(Planned {
             request_digest,
             stack: plan.stack().clone(),
@@ -74,7 +73,7 @@ impl Record {
         outcome.denied = std::mem::take(&mut ran.denied);
         outcome.stdout_truncated = ran.stdout_truncated;
         outcome.stderr_truncated = ran.stderr_truncated;
-        let written = self.write_closing(request, &outcome, &mut ran);
+        let written = self.write_closing(request, &outcome, &ran);
         ran.timings.mark("close");
         outcome.timings = ran.timings.phases;
         outcome.steps = ran.steps;
@@ -95,22 +94,22 @@ impl Record {
         &mut self,
         request: Option<&Request>,
         outcome: &Outcome,
-        ran: &mut Ran,
+        ran: &Ran,
     ) -> Result<Receipt, StoreError> {
         self.closed = true;
         match &self.planned {
             Some(planned) => {
                 let subjects = evidence::subjects(planned.request_digest, &ran.digests);
                 let program = planned.program.as_ref().and_then(Program::finish);
-                let body = evidence::closing(outcome, ran, program.as_ref());
-                self.store.append(Event::Closed, &self.id, &self.run, subjects, body)
+                let body = evidence::closing(outcome, ran, program.as_ref())?;
+                self.store.append(Event::Closed, &self.id, &self.run, &subjects, &body)
             }
             None => {
-                let asked = request.map_or(Value::Null, evidence::request);
+                let asked = request.map(evidence::request).transpose()?.unwrap_or_default();
                 let digest = request.map_or([0; 32], |request| evidence::request_digest(request, &asked));
                 let subjects = evidence::subjects(digest, &ran.digests);
-                let body = json!({"request": asked, "status": evidence::status(&outcome.status)});
-                self.store.append(Event::Refused, &self.id, &self.run, subjects, body)
+                let body = evidence::refused(&asked, outcome)?;
+                self.store.append(Event::Refused, &self.id, &self.run, &subjects, &body)
             }
         }
     }
@@ -121,11 +120,8 @@ impl Drop for Record {
     fn drop(&mut self) {
         if self.planned.is_some() && !self.closed {
             let status = Status::Killed { cause: Cause::Cancelled, limit: None, peak: None };
-            let _ = self.write_closing(
-                None,
-                &Outcome::without_cell(self.id.clone(), status),
-                &mut Ran::default(),
-            );
+            let _ =
+                self.write_closing(None, &Outcome::without_cell(self.id.clone(), status), &Ran::default());
         }
     }
 }

@@ -68,6 +68,7 @@ fn killed_at_any_moment_it_leaves_a_chain_that_the_next_start_completes() {
         assert!(left.is_empty(), "killed after {delay:?}, left behind: {left:#?}");
         let report = home.verify();
         assert_eq!(report["open"].as_array().map(Vec::len), Some(1), "only the sibling is open: {report}");
+        assert_eq!(report["unsealed"], json!(0), "whoever ends in order seals everything: {report}");
     }
     let ends = last_events(&home, &siblings);
     let interrupted = ends.iter().filter(|end| *end == "interrupted").count();

@@ -28,6 +28,11 @@ fn every_run_is_in_the_chain_and_the_chain_verifies() {
         (&report["executions"], &report["records"], &report["open"]),
         (&json!(4), &json!(7), &json!([]))
     );
+    assert_eq!(
+        (&report["seals"], &report["unsealed"]),
+        (&json!(4), &json!(0)),
+        "every run seals what it did"
+    );
     let events: Vec<Value> = home.records().into_iter().map(|mut record| record["event"].take()).collect();
     let run = ["opened", "closed"];
     assert_eq!(events, [&run[..], &run, &["refused"], &run].concat());
@@ -40,10 +45,15 @@ fn the_receipt_is_the_place_of_the_closing_record() {
     let home = Home::new();
     let (_, json) = home.run_json(&["--", "echo", "proved"]);
     let (id, receipt) = (json["id"].as_str().unwrap(), json["receipt"].as_str().unwrap());
-    assert_eq!(home.casemate(&["evidence", "head"]).expect(0).out().trim(), receipt);
     let shown = home.casemate(&["evidence", "show", id]).expect(0).json();
     let closed = shown.as_array().unwrap().last().unwrap();
     assert_eq!(format!("{}:{}", closed["seq"], closed["digest"].as_str().unwrap()), receipt);
+    // The chain ends with the seal that names it; either of them can be pinned.
+    let head = home.casemate(&["evidence", "head"]).expect(0).out().trim().to_owned();
+    assert_eq!(closed["seal"], json!(head));
+    for pin in [receipt, &head] {
+        home.casemate(&["evidence", "verify", id, "--head", pin]).expect(0);
+    }
     assert_eq!((closed["event"].as_str(), closed["id"].as_str()), (Some("closed"), Some(id)));
     // What the outcome said is what was signed.
     let body = &closed["body"];
@@ -67,7 +77,7 @@ fn a_refusal_is_recorded_with_its_reason() {
     let [record] = &records[..] else { panic!("{records:?}") };
     assert_eq!((&record["event"], &record["id"]), (&json!("refused"), &json["id"]));
     assert_eq!(record["body"]["status"]["reason"], json["status"]["reason"]);
-    assert_eq!(json["receipt"].as_str(), Some(home.casemate(&["evidence", "head"]).out().trim()));
+    home.casemate(&["evidence", "verify", "--head", json["receipt"].as_str().unwrap()]).expect(0);
 }
 
 #[test]
@@ -86,7 +96,7 @@ fn evidence_can_be_listed_shown_and_exported() {
     let id = objects[0]["id"].as_str().unwrap();
     let raw = home.casemate(&["evidence", "show", id, "--json"]).expect(0);
     let chain = fs::read(home.chain()).unwrap();
-    assert!(chain.starts_with(&raw.stdout), "the first run's envelopes are the first lines");
+    assert!(chain.starts_with(&raw.stdout), "the first run's records and their seal are the first lines");
     home.casemate(&["evidence", "verify", id]).expect(0);
     home.casemate(&["evidence", "show", "no-such-id"]).refused("no-such-id");
     let unknown = home.casemate(&["evidence", "verify", "no-such-id"]).expect(1);
@@ -108,7 +118,7 @@ fn a_chain_is_bound_to_its_key() {
     let key = |home: &Home| home.path().join("keys/evidence.pub").to_str().unwrap().to_owned();
     home.casemate(&["evidence", "verify", "--key", &key(&home)]).expect(0);
     let done = home.casemate(&["evidence", "verify", "--key", &key(&other)]).expect(1);
-    assert!(done.err().contains("record 1"), "{}", done.err());
+    assert!(done.err().contains("seal 3: signed with another key"), "{}", done.err());
     // Without a pinned key, a key beside the chain that does not belong to it is no better.
     fs::copy(key(&other), key(&home)).unwrap();
     home.casemate(&["evidence", "verify"]).expect(1);
@@ -125,14 +135,22 @@ fn the_signing_key_is_nobody_elses_to_read() {
     home.run(&["--", "true"]).refused("can be read by others");
 }
 
-/// The record that the binary blames, after it refused to verify.
+/// The number of the record or seal that is named.
+#[track_caller]
+fn named(words: &str) -> u64 {
+    let numbered = ["record ", "seal ", "line "].iter().filter_map(|what| {
+        let (before, rest) = words.split_once(what)?;
+        let digits: String = rest.chars().take_while(char::is_ascii_digit).collect();
+        Some((before.len(), digits.parse().ok()?))
+    });
+    // What comes first is what is blamed.
+    numbered.min().unwrap_or_else(|| panic!("nothing is named in {words}")).1
+}
+
+/// The line that the binary blames, after it refused to verify.
 #[track_caller]
 fn blamed(home: &Home, flags: &[&str]) -> u64 {
-    let done = home.casemate(&[&["evidence", "verify", "--all"], flags].concat()).expect(1);
-    let err = done.err();
-    let number = err.split("record ").nth(1).expect("the record is named");
-    let digits: String = number.chars().take_while(char::is_ascii_digit).collect();
-    digits.parse().unwrap_or_else(|_| panic!("no record in {err}"))
+    named(&home.casemate(&[&["evidence", "verify", "--all"], flags].concat()).expect(1).err())
 }
 
 #[test]
@@ -169,37 +187,33 @@ fn a_cut_tail_is_noticed_by_whoever_kept_a_head() {
     home.casemate(&pinned).expect(0);
     home.run(&["--", "true"]).expect(0);
     let anchored = home.casemate(&pinned).expect(0);
-    assert!(anchored.out().contains("verified, anchored at record 7"), "{}", anchored.out());
+    assert!(anchored.out().contains("verified, anchored at line 11"), "{}", anchored.out());
 
     let chain = fs::read(home.chain()).unwrap();
     let lines: Vec<&[u8]> = chain.split_inclusive(|byte| *byte == b'\n').collect();
-    for kept in 0..7 {
+    for kept in 0..11 {
         fs::write(home.chain(), lines[..kept].concat()).unwrap();
         // Nothing in what is left shows that there was more: a cut cannot be seen without a head.
         let alone = home.casemate(&["evidence", "verify", "--all"]).expect(0);
         assert!(alone.out().contains("unanchored"));
-        assert_eq!(blamed(&home, &["--head", &head]), 7, "cut after {kept}");
+        assert_eq!(blamed(&home, &["--head", &head]), 11, "cut after {kept}");
     }
     // Cut within a line.
     fs::write(home.chain(), &chain[..chain.len() - 10]).unwrap();
-    assert_eq!(blamed(&home, &[]), 9);
+    assert_eq!(blamed(&home, &[]), 14);
     // A head of another chain.
     fs::write(home.chain(), &chain).unwrap();
     let other = head.replace(|c: char| c.is_ascii_lowercase(), "0");
-    assert_eq!(blamed(&home, &["--head", &other]), 7);
+    assert_eq!(blamed(&home, &["--head", &other]), 11);
 }
 
-/// Changes one bit at `at` and says which record is blamed, in-process: there are thousands of bytes to try.
+/// Changes one bit at `at` and says which line is blamed, in-process: there are thousands of bytes to try.
 fn blamed_for_bit(home: &Path, chain: &[u8], at: usize, bit: u32) -> u64 {
     let mut changed = chain.to_vec();
     changed[at] ^= 1 << bit;
     fs::write(home.join("evidence/chain.jsonl"), changed).expect("the chain can be written");
     match Reader::open(home).and_then(|reader| reader.verify(None, None)) {
-        Err(StoreError::Corrupt { source, .. }) => {
-            let words = source.to_string();
-            let number = words.strip_prefix("record ").expect("the record is named");
-            number.chars().take_while(char::is_ascii_digit).collect::<String>().parse().expect("a number")
-        }
+        Err(StoreError::Corrupt { source, .. }) => named(&source.to_string()),
         other => panic!("byte {at} bit {bit} changed, and the answer is {other:?}"),
     }
 }
@@ -244,7 +258,7 @@ fn nothing_runs_on_a_chain_that_was_tampered_with() {
     let at = chain.len() - 200;
     chain[at] ^= 1;
     fs::write(home.chain(), &chain).unwrap();
-    home.run(&["--", "true"]).refused("record 7");
+    home.run(&["--", "true"]).refused("seal 11");
     assert_eq!(fs::read(home.chain()).unwrap(), chain, "it is left as it was found");
     home.nothing_left();
 }
@@ -277,7 +291,47 @@ fn twenty_runs_at_once_keep_one_chain() {
         (&report["executions"], &report["records"], &report["open"]),
         (&json!(20), &json!(40), &json!([]))
     );
+    assert_eq!(report["unsealed"], json!(0));
     home.nothing_left();
+}
+
+#[test]
+fn what_a_killed_run_left_is_sealed_by_the_next() {
+    let home = Home::new();
+    let mut killed = Running::start(home.run_command(&["--", "sh", "-c", "echo ready; exec sleep 100"]));
+    killed.wait_for_output("ready");
+    killed.signal(rustix::process::Signal::KILL);
+    killed.finish().expect(137);
+    assert_eq!(home.verify()["unsealed"], json!(1));
+    let text = home.casemate(&["evidence", "verify"]).expect(0).out();
+    assert!(text.contains("1 records, 1 not sealed yet"), "{text}");
+    let opened = home.records().remove(0);
+    let show = || home.casemate(&["evidence", "show", opened["id"].as_str().unwrap()]).expect(0).json();
+    assert_eq!(show()[0]["seal"], Value::Null);
+    home.run(&["--", "true"]).expect(0);
+    assert_eq!(home.verify()["unsealed"], json!(0));
+    let shown = show();
+    assert_eq!((&shown[0]["event"], &shown[1]["event"]), (&json!("opened"), &json!("interrupted")));
+    assert!(shown.as_array().unwrap().iter().all(|record| record["seal"].is_string()), "{shown}");
+}
+
+#[test]
+fn a_record_that_somebody_else_appends_is_never_sealed() {
+    let home = home_with_runs();
+    let chain = fs::read_to_string(home.chain()).unwrap();
+    // A refusal once more, with its number and link as they have to be, and a mac out of thin air.
+    let seal = home.casemate(&["evidence", "head"]).expect(0).out();
+    let (number, digest) = seal.trim().split_once(':').unwrap();
+    let next = number.parse::<u64>().unwrap() + 1;
+    let mut line: Value = chain.lines().find(|line| line.contains("\"refused\"")).unwrap().parse().unwrap();
+    line["intoto"]["predicate"]["chain"] = json!({"prev": digest, "seq": next});
+    line["intoto"]["predicate"]["id"] = json!("forged");
+    let forged = format!("{chain}{line}\n");
+    fs::write(home.chain(), &forged).unwrap();
+    // Without the key, all there is to say is that nothing proves it.
+    assert_eq!(home.verify()["unsealed"], json!(1));
+    home.run(&["--", "true"]).refused(&format!("record {next} (id forged): its mac"));
+    assert_eq!(fs::read_to_string(home.chain()).unwrap(), forged, "it is left as it was found");
 }
 
 fn shell(script: &str) -> std::process::Command {

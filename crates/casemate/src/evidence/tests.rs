@@ -1,6 +1,6 @@
 use std::fs;
 
-use casemate_engine::recorder::{Durability, Event, Store, Subject};
+use casemate_engine::recorder::{Body, Durability, Event, Store, Subject};
 use tempfile::TempDir;
 
 use super::*;
@@ -17,8 +17,13 @@ fn chain() -> (TempDir, Reader) {
         (Event::Closed, "a", json!({"status": {"kind": "exited", "code": 3}})),
         (Event::Opened, "c", opened),
     ] {
-        store.append(event, id, "run-1", subjects(), body).unwrap();
+        store.append(event, id, "run-1", &subjects(), &Body::new(&body).unwrap()).unwrap();
+        if event == Event::Refused {
+            store.sync().unwrap();
+        }
     }
+    // Lines 1 and 2 are sealed by 3, and 4 and 5 by 6.
+    drop(store);
     let reader = Reader::open(home.path()).unwrap();
     (home, reader)
 }
@@ -48,20 +53,23 @@ fn one_line_per_execution_in_the_order_of_their_beginning() {
 
     let (_, lines) = said(|out| list::list(&reader, true, out));
     let first: Value = serde_json::from_str(lines.lines().next().unwrap()).unwrap();
-    assert_eq!((&first["id"], &first["records"]), (&json!("a"), &json!([1, 3])));
+    assert_eq!((&first["id"], &first["records"]), (&json!("a"), &json!([1, 4])));
 }
 
 #[test]
-fn the_records_of_one_execution_are_shown_and_their_envelopes_are_exact() {
+fn the_records_of_one_execution_are_shown_with_their_seals_and_their_lines_are_exact() {
     let (home, reader) = chain();
     let (_, text) = said(|out| show(&reader, "a", false, out));
     let shown: Value = serde_json::from_str(&text).unwrap();
     assert_eq!((&shown[0]["event"], &shown[1]["body"]["status"]["code"]), (&json!("opened"), &json!(3)));
 
+    let seal = |n: usize| shown[n]["seal"].as_str().unwrap().split_once(':').unwrap().0;
+    assert_eq!((seal(0), seal(1)), ("3", "6"));
+
     let stored = fs::read_to_string(home.path().join("evidence/chain.jsonl")).unwrap();
     let stored: Vec<&str> = stored.lines().collect();
     let (_, text) = said(|out| show(&reader, "a", true, out));
-    assert_eq!(text.lines().collect::<Vec<_>>(), [stored[0], stored[2]]);
+    assert_eq!(text.lines().collect::<Vec<_>>(), [stored[0], stored[2], stored[3], stored[5]]);
     assert!(show(&reader, "nobody", false, &mut Vec::new()).is_err());
 }
 
@@ -79,11 +87,36 @@ fn verification_says_how_much_it_proves() {
     let (_, text) = said(|out| verify(&reader, Some("a"), pins(), false, out));
     assert_eq!(
         text,
-        "verified, anchored at record 4: 4 records, 3 executions, 1 still open\na: record 1 and 3\n"
+        "verified, anchored at line 6: 4 records, 3 executions, 1 still open\n\
+         a: record 1 sealed by 3, record 4 sealed by 6\n"
     );
     let (_, text) = said(|out| verify(&reader, None, pins(), true, out));
     let report: Value = serde_json::from_str(&text).unwrap();
     assert_eq!((&report["anchored"], &report["open"]), (&json!(true), &json!(["c"])));
+    assert_eq!((&report["seals"], &report["unsealed"]), (&json!(2), &json!(0)));
+}
+
+#[test]
+fn what_has_no_seal_yet_is_said_to_have_none() {
+    let (home, reader) = chain();
+    let path = home.path().join("evidence/chain.jsonl");
+    let stored = fs::read_to_string(&path).unwrap();
+    let without_the_last: Vec<&str> = stored.split_inclusive('\n').take(5).collect();
+    fs::write(&path, without_the_last.concat()).unwrap();
+    let (code, text) = said(|out| verify(&reader, Some("a"), unpinned(), false, out));
+    assert_eq!(code, exit::DONE);
+    assert_eq!(
+        text,
+        "consistent, unanchored: 4 records, 2 not sealed yet, 3 executions, 1 still open\n\
+         a: record 1 sealed by 3, record 4 not sealed yet\n"
+    );
+    let (_, text) = said(|out| verify(&reader, Some("a"), unpinned(), true, out));
+    let report: Value = serde_json::from_str(&text).unwrap();
+    assert_eq!((&report["unsealed"], &report["of_id"]), (&json!(2), &json!([1, 4])));
+    assert_eq!(report["sealed_by"], json!([3, null]));
+    let (_, text) = said(|out| show(&reader, "a", false, out));
+    let shown: Value = serde_json::from_str(&text).unwrap();
+    assert_eq!(shown[1]["seal"], Value::Null);
 }
 
 #[test]

@@ -4,6 +4,7 @@
 //! numbers: a record holds integers only. Unlike RFC 8785, integers keep all their 64 bits.
 
 use std::cmp::Ordering;
+use std::io::Write;
 
 use serde_json::Value;
 use thiserror::Error;
@@ -47,8 +48,8 @@ pub(super) fn write_value(out: &mut Vec<u8>, value: &Value, depth: usize) -> Res
         Value::Bool(true) => out.extend_from_slice(b"true"),
         Value::Bool(false) => out.extend_from_slice(b"false"),
         Value::Number(n) => match (n.as_u64(), n.as_i64()) {
-            (Some(n), _) => out.extend_from_slice(n.to_string().as_bytes()),
-            (None, Some(n)) => out.extend_from_slice(n.to_string().as_bytes()),
+            (Some(n), _) => write_number(out, n),
+            (None, Some(n)) => write_number(out, n),
             (None, None) => return Err(CanonicalError::NotAnInteger(n.clone())),
         },
         Value::String(s) => write_string(out, s),
@@ -64,21 +65,13 @@ pub(super) fn write_value(out: &mut Vec<u8>, value: &Value, depth: usize) -> Res
         }
         Value::Object(members) => {
             // The map's own order depends on a serde_json feature that any crate in the build may turn on.
-            let mut members: Vec<_> = members.iter().collect();
-            let sorted = members.is_sorted_by(|(a, _), (b, _)| compare_keys(a, b).is_lt());
-            if !sorted {
+            if members.keys().is_sorted_by(|a, b| compare_keys(a, b).is_lt()) {
+                write_members(out, members.iter(), depth)?;
+            } else {
+                let mut members: Vec<_> = members.iter().collect();
                 members.sort_by(|(a, _), (b, _)| compare_keys(a, b));
+                write_members(out, members.into_iter(), depth)?;
             }
-            out.push(b'{');
-            for (i, (key, member)) in members.into_iter().enumerate() {
-                if i > 0 {
-                    out.push(b',');
-                }
-                write_string(out, key);
-                out.push(b':');
-                write_value(out, member, depth + 1)?;
-            }
-            out.push(b'}');
         }
     }
     Ok(())
@@ -86,8 +79,11 @@ pub(super) fn write_value(out: &mut Vec<u8>, value: &Value, depth: usize) -> Res
 
 pub(super) fn write_string(out: &mut Vec<u8>, text: &str) {
     out.push(b'"');
-    for &byte in text.as_bytes() {
-        match byte {
+    let mut rest = text.as_bytes();
+    // Most text needs no escapes at all and is copied in one piece.
+    while let Some(at) = rest.iter().position(|&byte| byte < 0x20 || byte == b'"' || byte == b'\\') {
+        out.extend_from_slice(&rest[..at]);
+        match rest[at] {
             b'"' => out.extend_from_slice(b"\\\""),
             b'\\' => out.extend_from_slice(b"\\\\"),
             0x08 => out.extend_from_slice(b"\\b"),
@@ -95,11 +91,34 @@ pub(super) fn write_string(out: &mut Vec<u8>, text: &str) {
             b'\n' => out.extend_from_slice(b"\\n"),
             0x0c => out.extend_from_slice(b"\\f"),
             b'\r' => out.extend_from_slice(b"\\r"),
-            0..0x20 => out.extend_from_slice(format!("\\u{byte:04x}").as_bytes()),
-            _ => out.push(byte),
+            other => out.extend_from_slice(format!("\\u{other:04x}").as_bytes()),
         }
+        rest = &rest[at + 1..];
     }
+    out.extend_from_slice(rest);
     out.push(b'"');
+}
+
+pub(super) fn write_number(out: &mut Vec<u8>, number: impl std::fmt::Display) {
+    write!(out, "{number}").expect("a vector takes every byte");
+}
+
+fn write_members<'a>(
+    out: &mut Vec<u8>,
+    members: impl Iterator<Item = (&'a String, &'a Value)>,
+    depth: usize,
+) -> Result<(), CanonicalError> {
+    out.push(b'{');
+    for (i, (key, member)) in members.enumerate() {
+        if i > 0 {
+            out.push(b',');
+        }
+        write_string(out, key);
+        out.push(b':');
+        write_value(out, member, depth + 1)?;
+    }
+    out.push(b'}');
+    Ok(())
 }
 
 /// Order of UTF-16 code units. It differs from the order of bytes only outside ASCII.

@@ -1,21 +1,16 @@
-//! The chain: each record carries its number and the digest of the line before it.
+//! The chain: each line carries its number and the digest of the line before it.
 
-use std::collections::HashMap;
 use std::fmt;
 use std::str::FromStr;
 
 use thiserror::Error;
 
 use super::{
-    ChainError, Entry, EntryError, Envelope, Event, Fault, LINE_START, PublicKey, SecretKey, Statement, hex,
-    sha256, unhex,
+    Draft, EntryError, Fault, Line, MAX_BATCH, MAX_LINE, PublicKey, Seal, SecretKey, Timestamp, hex, unhex,
 };
 
-/// Longest line, newline included. The recorder reserves this much room for a closing entry before it opens one.
-pub const MAX_LINE: usize = 128 * 1024;
-
-/// The end of a chain, to be kept elsewhere: a record number and the digest of that record's line (without its
-/// newline). Printed and parsed as `seq:hex`.
+/// A place in a chain, to be kept elsewhere: the number of a line and its digest (without the newline). Printed and parsed as
+/// `seq:hex`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Head {
     pub seq: u64,
@@ -23,7 +18,7 @@ pub struct Head {
 }
 
 #[derive(Debug, Error, PartialEq, Eq)]
-#[error("{0:?} is not a head (a record number, a colon and 64 hexadecimal digits)")]
+#[error("{0:?} is not a head (a line number, a colon and 64 hexadecimal digits)")]
 pub struct HeadError(String);
 
 #[derive(Debug, Error)]
@@ -34,185 +29,99 @@ pub enum LinkError {
     TooLong { bytes: usize },
 }
 
-/// One line of a chain, taken apart.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Record {
-    pub seq: u64,
-    pub prev: [u8; 32],
-    pub digest: [u8; 32],
-    pub entry: Entry,
-}
-
-/// Where the verifying key came from.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum KeyOrigin {
-    /// From the caller.
-    Pinned,
-    /// From next to the chain: whoever replaced the chain could have replaced the key.
-    Store,
-}
-
-/// How much a successful verification proves.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Verdict {
-    /// Key and head were pinned: up to that record nothing was changed, added or cut.
-    Anchored { record: u64 },
-    /// The chain agrees with itself; a cut tail or a wholly new chain would too.
-    Unanchored,
-}
-
-/// What a verified chain holds.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Report {
-    pub records: u64,
-    pub executions: u64,
-    /// Executions that were opened and not closed, in the order of opening.
-    pub open: Vec<String>,
-    pub head: Head,
-    pub verdict: Verdict,
-}
-
-/// Checks a chain line by line.
-#[derive(Debug)]
-pub struct Verifier {
-    key: PublicKey,
-    origin: KeyOrigin,
-    pin: Option<Head>,
+/// The end of a chain as whoever continues it has to know it: its head, and the records that no seal names yet.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct End {
     head: Head,
-    executions: HashMap<String, State>,
+    /// Digests, oldest first; the last one is the head's.
+    unsealed: Vec<[u8; 32]>,
 }
 
-#[derive(Debug)]
-enum State {
-    Open { run: String, seq: u64 },
-    Ended,
-}
-
-/// Signs an entry onto the end of a chain: the line to append, newline included, and the head after it.
-pub fn link(head: Head, entry: Entry, key: &SecretKey) -> Result<(Vec<u8>, Head), LinkError> {
-    let statement = Statement { seq: head.seq + 1, prev: head.digest, entry };
-    let mut line = Envelope::sign(statement.to_payload()?, key).to_line();
-    let head = Head { seq: statement.seq, digest: sha256(&line) };
-    line.push(b'\n');
-    if line.len() > MAX_LINE {
-        return Err(LinkError::TooLong { bytes: line.len() });
+impl End {
+    pub fn head(&self) -> Head {
+        self.head
     }
-    Ok((line, head))
-}
 
-/// Whether bytes without a newline are the beginning of a line, as a writer killed halfway leaves it. A whole line
-/// followed by anything is not.
-pub fn is_torn(tail: &[u8]) -> bool {
-    let begins_like_a_line = tail.starts_with(LINE_START) || LINE_START.starts_with(tail);
-    let ends_too_soon = serde_json::from_slice::<serde::de::IgnoredAny>(tail).is_err_and(|e| e.is_eof());
-    begins_like_a_line && ends_too_soon
+    /// How many records no seal names yet.
+    pub fn unsealed(&self) -> usize {
+        self.unsealed.len()
+    }
+
+    /// Whether a seal has to come before the next record.
+    pub fn is_full(&self) -> bool {
+        self.unsealed.len() >= MAX_BATCH
+    }
+
+    /// The line that puts a record here, and the head to pass on to [`End::appended`] once it is written.
+    pub fn link(&self, draft: Draft, time: Timestamp, key: &SecretKey) -> Result<(Vec<u8>, Head), LinkError> {
+        draft.link(self.head, time, key.mac())
+    }
+
+    /// A record was written here.
+    pub fn appended(&mut self, head: Head) {
+        self.head = head;
+        self.unsealed.push(head.digest);
+    }
+
+    /// The line that seals the records that need it, and the end after it. Nothing if none do.
+    pub fn seal(&self, time: Timestamp, key: &SecretKey) -> Option<(Vec<u8>, End)> {
+        if self.unsealed.is_empty() {
+            return None;
+        }
+        let (line, head) = Seal::sign(self.head, &self.unsealed, time, key);
+        Some((line, End { head, unsealed: Vec::new() }))
+    }
+
+    /// Goes on past a line (newline included) that somebody else wrote. Only what the key's holder wrote is accepted: these
+    /// records may be sealed next.
+    pub fn follow(&mut self, line: &[u8], key: &SecretKey) -> Result<(), Fault> {
+        let line = Line::parse(line)?;
+        line.follows(self.head)?;
+        match &line {
+            Line::Record(_) if self.is_full() => return Err(Fault::Unsealed),
+            Line::Record(record) => {
+                record.written_by(key.mac())?;
+                self.unsealed.push(record.digest);
+            }
+            Line::Seal(seal) => {
+                seal.verify(key.public())?;
+                if seal.digests() != self.unsealed {
+                    return Err(Fault::OtherRecords { first: seal.first() });
+                }
+                self.unsealed.clear();
+            }
+        }
+        self.head = line.head();
+        Ok(())
+    }
+
+    /// Goes on at a seal further down: the signature vouches for what lies in between.
+    pub fn resume(&mut self, line: &[u8], key: &PublicKey) -> Result<(), Fault> {
+        let line = Line::parse(line)?;
+        let Line::Seal(seal) = &line else { return Err(Fault::Unknown) };
+        seal.verify(key)?;
+        if seal.seq <= self.head.seq {
+            return Err(Fault::Number { found: seal.seq });
+        }
+        // What is known of its records must be what it says of them.
+        let last_seal = self.head.seq - self.unsealed.len() as u64;
+        let differs = |(seq, known)| seal.names(seq).is_some_and(|named| named != known);
+        if (last_seal + 1..).zip(&self.unsealed).any(differs) {
+            return Err(Fault::OtherRecords { first: seal.first() });
+        }
+        *self = End { head: line.head(), unsealed: Vec::new() };
+        Ok(())
+    }
 }
 
 impl Head {
-    /// The head of an empty chain. The first record has number 1.
+    /// The head of an empty chain. The first line has number 1.
     pub const GENESIS: Head = Head { seq: 0, digest: [0; 32] };
 }
 
-impl Record {
-    /// Takes a line (newline included) apart. With a key its signature is checked too; its place in the chain
-    /// is not: see [`Record::follows`] and [`Verifier`].
-    pub fn parse(line: &[u8], key: Option<&PublicKey>) -> Result<Record, Fault> {
-        if line.len() > MAX_LINE {
-            return Err(Fault::TooLong);
-        }
-        let Some(line) = line.strip_suffix(b"\n") else {
-            return Err(if is_torn(line) { Fault::Torn } else { Fault::NoNewline });
-        };
-        let envelope = Envelope::parse(line)?;
-        if let Some(key) = key {
-            envelope.verify(key)?;
-        }
-        let Statement { seq, prev, entry } = Statement::parse(envelope.payload())?;
-        Ok(Record { seq, prev, digest: sha256(line), entry })
-    }
-
-    /// Checks that this record comes directly after `head`.
-    pub fn follows(&self, head: Head) -> Result<(), Fault> {
-        if self.seq != head.seq + 1 {
-            return Err(Fault::Number { found: self.seq });
-        }
-        if self.prev == head.digest { Ok(()) } else { Err(Fault::Link) }
-    }
-
-    /// The head of a chain that ends with this record.
-    pub fn head(&self) -> Head {
-        Head { seq: self.seq, digest: self.digest }
-    }
-}
-
-impl Verifier {
-    pub fn new(key: PublicKey, origin: KeyOrigin, pin: Option<Head>) -> Verifier {
-        Verifier { key, origin, pin, head: Head::GENESIS, executions: HashMap::new() }
-    }
-
-    /// Takes the next line, newline included.
-    pub fn line(&mut self, line: &[u8]) -> Result<Record, ChainError> {
-        let record = self.head.seq + 1;
-        let checked = Record::parse(line, Some(&self.key)).and_then(|parsed| {
-            self.place(&parsed)?;
-            Ok(parsed)
-        });
-        let parsed = checked.map_err(|fault| {
-            // A claim for the message only: the line was just found wanting.
-            let id = Record::parse(line, None).ok().map(|parsed| parsed.entry.id);
-            ChainError::Record { record, id, fault }
-        })?;
-        self.head = parsed.head();
-        Ok(parsed)
-    }
-
-    /// The end of the chain has been reached.
-    pub fn finish(self) -> Result<Report, ChainError> {
-        if let Some(pin) = self.pin.filter(|pin| pin.seq > self.head.seq) {
-            return Err(ChainError::Cut { pinned: pin.seq, end: self.head.seq });
-        }
-        let executions = self.executions.len() as u64;
-        let still_open = |(id, state)| match state {
-            State::Open { seq, .. } => Some((seq, id)),
-            State::Ended => None,
-        };
-        let mut open: Vec<(u64, String)> = self.executions.into_iter().filter_map(still_open).collect();
-        open.sort_unstable();
-        Ok(Report {
-            records: self.head.seq,
-            executions,
-            open: open.into_iter().map(|(_, id)| id).collect(),
-            head: self.head,
-            verdict: match (self.origin, self.pin) {
-                (KeyOrigin::Pinned, Some(pin)) => Verdict::Anchored { record: pin.seq },
-                _ => Verdict::Unanchored,
-            },
-        })
-    }
-
-    /// Checks a signed record against everything before it.
-    fn place(&mut self, record: &Record) -> Result<(), Fault> {
-        record.follows(self.head)?;
-        if self.pin.is_some_and(|pin| pin.seq == record.seq && pin.digest != record.digest) {
-            return Err(Fault::Pinned);
-        }
-        let Entry { event, id, run, .. } = &record.entry;
-        let (event, seq) = (*event, record.seq);
-        let next = match (event, self.executions.get(id)) {
-            (Event::Opened, None) => State::Open { run: run.clone(), seq },
-            (Event::Refused, None) => State::Ended,
-            (Event::Opened | Event::Refused, Some(_)) => return Err(Fault::NotFresh { event }),
-            (Event::Closed | Event::Interrupted, None) => return Err(Fault::NeverOpened { event }),
-            (Event::Closed | Event::Interrupted, Some(State::Ended)) => {
-                return Err(Fault::AlreadyEnded { event });
-            }
-            (Event::Closed | Event::Interrupted, Some(State::Open { run: owner, .. })) if owner != run => {
-                return Err(Fault::OtherOwner { event, found: run.clone(), owner: owner.clone() });
-            }
-            (Event::Closed | Event::Interrupted, Some(State::Open { .. })) => State::Ended,
-        };
-        self.executions.insert(id.clone(), next);
-        Ok(())
+impl Default for Head {
+    fn default() -> Head {
+        Head::GENESIS
     }
 }
 
@@ -229,19 +138,10 @@ impl FromStr for Head {
         let parse = || {
             let (seq, digest) = text.split_once(':')?;
             let head = Head { seq: seq.parse().ok()?, digest: unhex(digest)? };
-            // One spelling only, and one head before the first record.
+            // One spelling only, and one head before the first line.
             let sound = head.to_string() == text && (head.seq > 0 || head == Head::GENESIS);
             sound.then_some(head)
         };
         parse().ok_or_else(|| HeadError(text.to_owned()))
-    }
-}
-
-impl fmt::Display for Verdict {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Verdict::Anchored { record } => write!(f, "anchored at record {record}"),
-            Verdict::Unanchored => f.write_str("consistent, unanchored"),
-        }
     }
 }

@@ -9,8 +9,8 @@ use super::{PublicKey, SecretKey};
 
 pub const PAYLOAD_TYPE: &str = "application/vnd.in-toto+json";
 
-/// How every line begins, because the keys of an envelope are sorted.
-pub const LINE_START: &[u8] = b"{\"payload\":\"";
+/// How every envelope begins, because its keys are sorted.
+pub const ENVELOPE_START: &[u8] = b"{\"payload\":\"";
 
 #[derive(Debug, Error)]
 pub enum EnvelopeError {

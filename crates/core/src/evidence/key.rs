@@ -1,4 +1,5 @@
-//! The key pair that signs records, and its two spellings: PEM for files, hexadecimal for people.
+//! The key pair that signs seals, its two spellings (PEM for files, hexadecimal for people), and the key for MACs that is
+//! derived from it.
 
 use std::fmt;
 use std::ops::Deref;
@@ -7,6 +8,8 @@ use std::str::FromStr;
 use ed25519_dalek::pkcs8::spki::der::pem::LineEnding;
 use ed25519_dalek::pkcs8::{DecodePrivateKey, DecodePublicKey, EncodePrivateKey, EncodePublicKey};
 use ed25519_dalek::{Signer, SigningKey, VerifyingKey};
+use hmac::{Hmac, KeyInit, Mac};
+use sha2::Sha256;
 use thiserror::Error;
 
 use super::{hex, sha256, unhex};
@@ -21,11 +24,19 @@ pub enum KeyError {
     Weak,
 }
 
+/// Derives the key for MACs, and keeps it apart from any other that might be derived some day.
+const MAC_LABEL: &[u8] = b"casemate evidence mac v1";
+
 /// Held by the recorder alone.
 pub struct SecretKey {
     signing: SigningKey,
+    mac: MacKey,
     public: PublicKey,
 }
+
+/// Marks records that no seal names yet as the key holder's own. It proves nothing to anybody else.
+#[derive(Clone)]
+pub struct MacKey(Hmac<Sha256>);
 
 /// What a verifier pins. Its `keyid` is the SHA-256 of the 32 key bytes.
 #[derive(Clone, PartialEq, Eq)]
@@ -61,9 +72,34 @@ impl SecretKey {
         self.signing.sign(message).to_bytes()
     }
 
+    pub fn mac(&self) -> &MacKey {
+        &self.mac
+    }
+
     fn new(signing: SigningKey) -> SecretKey {
         let public = PublicKey::new(signing.verifying_key());
-        SecretKey { signing, public }
+        let derived = MacKey::new(signing.as_bytes()).of(MAC_LABEL);
+        SecretKey { mac: MacKey::new(&derived), signing, public }
+    }
+}
+
+impl MacKey {
+    /// The MAC of what hashes to `digest`. To hash first lets one pass over a line serve its MAC and its own digest.
+    pub fn mac(&self, digest: &[u8; 32]) -> [u8; 32] {
+        self.of(digest)
+    }
+
+    /// Takes the same time whatever the answer.
+    pub fn verifies(&self, digest: &[u8; 32], mac: &[u8; 32]) -> bool {
+        self.0.clone().chain_update(digest).verify_slice(mac).is_ok()
+    }
+
+    fn new(key: &[u8; 32]) -> MacKey {
+        MacKey(Hmac::new_from_slice(key).expect("a key of any length will do"))
+    }
+
+    fn of(&self, message: &[u8]) -> [u8; 32] {
+        self.0.clone().chain_update(message).finalize().into_bytes().into()
     }
 }
 
@@ -108,6 +144,12 @@ impl fmt::Display for PublicKey {
 impl fmt::Debug for PublicKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "PublicKey({self})")
+    }
+}
+
+impl fmt::Debug for MacKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("MacKey")
     }
 }
 

@@ -3,11 +3,12 @@
 use std::fmt;
 
 use serde::Deserialize;
+use serde::de::DeserializeOwned;
 use serde_json::Value;
 use thiserror::Error;
 
-use super::canonical::{write_string, write_value};
-use super::{CanonicalError, Timestamp, hex, parse_canonical, unhex};
+use super::canonical::{write_number, write_string};
+use super::{CanonicalError, Timestamp, parse_canonical, push_hex, unhex};
 
 pub const STATEMENT_TYPE: &str = "https://in-toto.io/Statement/v1";
 pub const PREDICATE_TYPE: &str = "https://casemate.dev/evidence/v1";
@@ -28,7 +29,7 @@ pub enum Event {
     Interrupted,
 }
 
-/// When records reach the disk. Each record says under which promise it was written.
+/// When records are sealed and reach the disk. Each record says under which promise it was written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Durability {
     /// Before the process exits.
@@ -39,14 +40,14 @@ pub enum Durability {
     Each,
 }
 
-/// An artifact that a record is about. The digest is SHA-256.
+/// An artifact that a statement is about. The digest is SHA-256.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Subject {
     pub name: String,
     pub sha256: [u8; 32],
 }
 
-/// What the writer of a record decides; its place in the chain is added by [`super::link`].
+/// What the writer of a record decided; its place in the chain stands beside it in [`Statement`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Entry {
     pub event: Event,
@@ -62,11 +63,11 @@ pub struct Entry {
     pub body: Value,
 }
 
-/// An entry and its place in the chain.
+/// An entry and its place in the chain, as it was read. [`super::Draft`] writes them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Statement {
     pub seq: u64,
-    /// Digest of the previous line; zeros before the first record.
+    /// Digest of the previous line; zeros before the first.
     pub prev: [u8; 32],
     pub entry: Entry,
 }
@@ -89,7 +90,7 @@ pub enum EntryError {
 pub enum StatementError {
     #[error("the statement is not canonical JSON")]
     NotCanonical(#[source] CanonicalError),
-    #[error("the payload is not an in-toto statement with Casemate's predicate")]
+    #[error("the statement is not one of Casemate's")]
     Shape(#[source] serde_json::Error),
     #[error("the statement's {0} is not valid")]
     Field(&'static str),
@@ -98,80 +99,38 @@ pub enum StatementError {
 }
 
 impl Statement {
-    /// The canonical bytes. Keys are written in their sorted order by hand, which spares the hot path a copy of
-    /// the body; the tests hold the result against [`parse_canonical`].
-    pub fn to_payload(&self) -> Result<Vec<u8>, EntryError> {
-        let entry = &self.entry;
-        entry.check()?;
-        let mut out = Vec::with_capacity(2048);
-        member(&mut out, "{\"_type\":", STATEMENT_TYPE);
-        out.extend_from_slice(b",\"predicate\":{\"body\":");
-        // The body sits inside the statement and the predicate, hence two levels down.
-        write_value(&mut out, &entry.body, 2).map_err(EntryError::Body)?;
-        member(&mut out, ",\"chain\":{\"prev\":", &hex(&self.prev));
-        out.extend_from_slice(format!(",\"seq\":{}}}", self.seq).as_bytes());
-        member(&mut out, ",\"durability\":", entry.durability.name());
-        member(&mut out, ",\"event\":", entry.event.name());
-        member(&mut out, ",\"id\":", &entry.id);
-        member(&mut out, ",\"run\":", &entry.run);
-        member(&mut out, ",\"time\":", &entry.time.to_string());
-        member(&mut out, "},\"predicateType\":", PREDICATE_TYPE);
-        out.extend_from_slice(b",\"subject\":");
-        let mut separator = "[";
-        for subject in &entry.subjects {
-            out.extend_from_slice(separator.as_bytes());
-            member(&mut out, "{\"digest\":{\"sha256\":", &hex(&subject.sha256));
-            member(&mut out, "},\"name\":", &subject.name);
-            out.push(b'}');
-            separator = ",";
-        }
-        out.extend_from_slice(b"]}");
-        Ok(out)
-    }
-
-    /// Accepts what [`Statement::to_payload`] writes, and only that.
+    /// Accepts what a [`super::Draft`] writes, and only that.
     pub fn parse(payload: &[u8]) -> Result<Statement, StatementError> {
-        let value = parse_canonical(payload).map_err(StatementError::NotCanonical)?;
-        let wire: WireStatement = serde_json::from_value(value).map_err(StatementError::Shape)?;
         let field = StatementError::Field;
-        if wire.statement_type != STATEMENT_TYPE {
-            return Err(field("_type"));
+        let WireStatement { subject, predicate, .. } = WireStatement::parse(payload, PREDICATE_TYPE)?;
+        let WirePredicate { chain, event, id, run, time, durability, body } = predicate;
+        let (seq, prev) = chain.place()?;
+        if !body.is_object() {
+            return Err(StatementError::Entry(EntryError::BodyNotAnObject));
         }
-        if wire.predicate_type != PREDICATE_TYPE {
-            return Err(field("predicateType"));
-        }
-        // The last number is left out so that a next one always exists.
-        if !(1..u64::MAX).contains(&wire.predicate.chain.seq) {
-            return Err(field("seq"));
-        }
-        let WirePredicate { chain, event, id, run, time, durability, body } = wire.predicate;
+        check_entry(&id, &run, subject.len()).map_err(StatementError::Entry)?;
         let entry = Entry {
             event: Event::from_name(&event).ok_or(field("event"))?,
             id,
             run,
             time: time.parse().map_err(|()| field("time"))?,
             durability: Durability::from_name(&durability).ok_or(field("durability"))?,
-            subjects: wire.subject.into_iter().map(Subject::try_from).collect::<Result<_, _>>()?,
+            subjects: subject.into_iter().map(Subject::try_from).collect::<Result<_, _>>()?,
             body,
         };
-        entry.check().map_err(StatementError::Entry)?;
-        Ok(Statement { seq: chain.seq, prev: unhex(&chain.prev).ok_or(field("prev"))?, entry })
+        Ok(Statement { seq, prev, entry })
     }
 }
 
-impl Entry {
-    fn check(&self) -> Result<(), EntryError> {
-        for (what, value) in [("execution id", &self.id), ("run id", &self.run)] {
-            let allowed = |b: u8| b.is_ascii_alphanumeric() || b"._:-".contains(&b);
-            if value.is_empty() || value.len() > MAX_ID || !value.bytes().all(allowed) {
-                return Err(EntryError::Id { what, value: value.clone() });
-            }
+/// What holds for every record, read or written.
+pub(super) fn check_entry(id: &str, run: &str, subjects: usize) -> Result<(), EntryError> {
+    for (what, value) in [("execution id", id), ("run id", run)] {
+        let allowed = |b: u8| b.is_ascii_alphanumeric() || b"._:-".contains(&b);
+        if value.is_empty() || value.len() > MAX_ID || !value.bytes().all(allowed) {
+            return Err(EntryError::Id { what, value: value.to_owned() });
         }
-        if self.subjects.is_empty() {
-            return Err(EntryError::NoSubject);
-        }
-        if self.body.is_object() { Ok(()) } else { Err(EntryError::BodyNotAnObject) }
     }
+    if subjects == 0 { Err(EntryError::NoSubject) } else { Ok(()) }
 }
 
 impl Event {
@@ -219,26 +178,84 @@ impl fmt::Display for Durability {
     }
 }
 
-fn member(out: &mut Vec<u8>, key: &str, text: &str) {
+// Statements are written by hand, with their keys in sorted order: that spares the hot path a tree of values. The tests
+// hold the result against `parse_canonical`.
+
+pub(super) fn write_member(out: &mut Vec<u8>, key: &str, text: &str) {
     out.extend_from_slice(key.as_bytes());
     write_string(out, text);
 }
 
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct WireStatement {
-    #[serde(rename = "_type")]
-    statement_type: String,
-    subject: Vec<WireSubject>,
-    #[serde(rename = "predicateType")]
-    predicate_type: String,
-    predicate: WirePredicate,
+/// What comes between the previous line's digest and whatever follows the place in the chain.
+pub(super) fn write_place(out: &mut Vec<u8>, prev: &[u8; 32], seq: u64) {
+    push_hex(out, prev);
+    out.extend_from_slice(b"\",\"seq\":");
+    write_number(out, seq);
+    out.push(b'}');
+}
+
+/// What a statement is about.
+pub(super) enum Name<'a> {
+    Artifact(&'a str),
+    Record(u64),
+}
+
+/// The last two members of a statement and its end.
+pub(super) fn write_subjects<'a>(
+    out: &mut Vec<u8>,
+    predicate_type: &str,
+    subjects: impl Iterator<Item = (Name<'a>, &'a [u8; 32])>,
+) {
+    write_member(out, ",\"predicateType\":", predicate_type);
+    out.extend_from_slice(b",\"subject\":");
+    let mut separator = b'[';
+    for (name, sha256) in subjects {
+        out.push(separator);
+        out.extend_from_slice(b"{\"digest\":{\"sha256\":\"");
+        push_hex(out, sha256);
+        match name {
+            Name::Artifact(name) => write_member(out, "\"},\"name\":", name),
+            Name::Record(seq) => {
+                out.extend_from_slice(b"\"},\"name\":\"record:");
+                write_number(out, seq);
+                out.push(b'"');
+            }
+        }
+        out.push(b'}');
+        separator = b',';
+    }
+    out.extend_from_slice(b"]}");
 }
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct WireSubject {
-    name: String,
+pub(super) struct WireStatement<P> {
+    #[serde(rename = "_type")]
+    _type: String,
+    pub(super) subject: Vec<WireSubject>,
+    #[serde(rename = "predicateType")]
+    _predicate_type: String,
+    pub(super) predicate: P,
+}
+
+impl<P: DeserializeOwned> WireStatement<P> {
+    /// The types come first: they say what the rest has to look like.
+    pub(super) fn parse(payload: &[u8], predicate_type: &str) -> Result<WireStatement<P>, StatementError> {
+        let value = parse_canonical(payload).map_err(StatementError::NotCanonical)?;
+        if value["_type"] != STATEMENT_TYPE {
+            return Err(StatementError::Field("_type"));
+        }
+        if value["predicateType"] != predicate_type {
+            return Err(StatementError::Field("predicateType"));
+        }
+        serde_json::from_value(value).map_err(StatementError::Shape)
+    }
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct WireSubject {
+    pub(super) name: String,
     digest: WireDigest,
 }
 
@@ -262,9 +279,19 @@ struct WirePredicate {
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct WireChain {
+pub(super) struct WireChain {
     seq: u64,
     prev: String,
+}
+
+impl WireChain {
+    pub(super) fn place(&self) -> Result<(u64, [u8; 32]), StatementError> {
+        // The last number is left out so that a next one always exists.
+        if !(1..u64::MAX).contains(&self.seq) {
+            return Err(StatementError::Field("seq"));
+        }
+        Ok((self.seq, unhex(&self.prev).ok_or(StatementError::Field("prev"))?))
+    }
 }
 
 impl TryFrom<WireSubject> for Subject {

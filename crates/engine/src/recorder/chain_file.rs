@@ -1,20 +1,21 @@
-//! The chain's file as its writers see it: where it ends, and how one more line gets there.
+//! The chain's file as its writers see it: where it ends, and how more lines get there.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
-use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
-use casemate_core::evidence::{Head, MAX_LINE, PublicKey, Record, is_torn};
-use rustix::fs::{FallocateFlags, fallocate};
+use casemate_core::evidence::{End, Fault, SEAL_START, SecretKey, is_torn};
+use rustix::fs::{AtFlags, FallocateFlags, StatxFlags, fallocate, statx};
 use rustix::io::Errno;
 
 use super::lock::{Exclusive, Identity};
 use super::read::first_fault;
+use super::tail::Tail;
 use super::{Paths, StoreError};
 
 /// Reserved on top of what is needed, so that most appends find room already there.
-const AHEAD: u64 = 128 * 1024;
+const AHEAD: u64 = 512 * 1024;
 /// Blocks that a file system may count to a file without holding its data (extent trees).
 const OVERHEAD: u64 = 64 * 1024;
 
@@ -23,9 +24,9 @@ pub(super) struct ChainFile {
     file: File,
     identity: Identity,
     path: PathBuf,
-    /// Up to here the file holds whole lines, the last of which is `head`.
+    /// Up to here the file holds whole lines, which end like this.
     len: u64,
-    head: Head,
+    end: End,
     allocated: u64,
     reservation: Reservation,
 }
@@ -37,17 +38,8 @@ enum Reservation {
     Unsupported,
 }
 
-/// The end of a stretch of lines.
-#[derive(Debug, Default)]
-pub(super) struct Tail {
-    /// The last complete line, newline included.
-    pub(super) line: Option<Vec<u8>>,
-    /// What follows its newline.
-    pub(super) rest: Vec<u8>,
-}
-
 impl ChainFile {
-    pub(super) fn open(paths: &Paths, _: &Exclusive<'_>) -> Result<ChainFile, StoreError> {
+    pub(super) fn open(paths: &Paths) -> Result<ChainFile, StoreError> {
         let path = &paths.chain;
         let existed = path.exists();
         let mut options = OpenOptions::new();
@@ -63,7 +55,7 @@ impl ChainFile {
             file,
             path: path.clone(),
             len: 0,
-            head: Head::GENESIS,
+            end: End::default(),
             allocated: 0,
             reservation: Reservation::Supported,
         })
@@ -74,44 +66,51 @@ impl ChainFile {
         self.identity.look(&self.path).map(|meta| meta.len() == 0)
     }
 
-    pub(super) fn head(&self) -> Head {
-        self.head
+    pub(super) fn end(&self) -> &End {
+        &self.end
     }
 
     pub(super) fn len(&self) -> u64 {
         self.len
     }
 
-    pub(super) fn file(&self) -> &File {
-        &self.file
-    }
-
     pub(super) fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Brings `len` and `head` up to date with what other writers did, and repairs what a killed one left.
-    pub(super) fn refresh(&mut self, lock: &Exclusive<'_>, key: &PublicKey) -> Result<(), StoreError> {
-        let meta = self.identity.look(&self.path)?;
-        self.allocated = meta.blocks() * 512;
-        if meta.len() == self.len {
+    /// The same open file once more.
+    pub(super) fn file(&self) -> Result<File, StoreError> {
+        self.file.try_clone().map_err(|e| self.io("open", e))
+    }
+
+    /// Checks that the path still leads to this file. Too slow for every record; every seal does it.
+    pub(super) fn look(&self, _: &Exclusive<'_>) -> Result<(), StoreError> {
+        self.identity.look(&self.path).map(drop)
+    }
+
+    /// Brings `len` and `end` up to date with what other writers did, and repairs what a killed one left.
+    pub(super) fn refresh(&mut self, lock: &Exclusive<'_>, key: &SecretKey) -> Result<(), StoreError> {
+        // Whoever asks for times makes the next write update them, which costs more than all of this.
+        let wanted = StatxFlags::SIZE | StatxFlags::BLOCKS | StatxFlags::NLINK;
+        let meta = statx(&self.file, c"", AtFlags::EMPTY_PATH, wanted);
+        let meta = meta.map_err(|e| self.io("look at", e.into()))?;
+        if meta.stx_nlink == 0 {
+            return Err(StoreError::Replaced { path: self.path.clone() });
+        }
+        self.allocated = meta.stx_blocks * 512;
+        let found = meta.stx_size;
+        if found == self.len {
             return Ok(());
         }
-        if meta.len() < self.len {
-            return Err(StoreError::Cut { path: self.path.clone(), known: self.len, found: meta.len() });
+        if found < self.len {
+            return Err(StoreError::Cut { path: self.path.clone(), known: self.len, found });
         }
-        let tail = Tail::read(&self.file, self.len, meta.len()).map_err(|e| self.io("read", e))?;
+        let tail = Tail::read(&self.file, self.len, found).map_err(|e| self.io("read", e))?;
         let Some(tail) = tail else { return Err(self.corrupt(key)) };
-        if let Some(line) = &tail.line {
-            // The first look at a chain checks the signature; later ones only follow writers of the same store,
-            // and whatever they may have let in, `verify` finds.
-            let signer = (self.len == 0).then_some(key);
-            let last = Record::parse(line, signer).ok().filter(|last| last.seq > self.head.seq);
-            let Some(last) = last else { return Err(self.corrupt(key)) };
-            self.head = last.head();
-        }
-        self.len = meta.len() - tail.rest.len() as u64;
-        if tail.rest.is_empty() { Ok(()) } else { self.repair(lock, tail.rest, key) }
+        let Ok(end) = follow(self.end.clone(), &tail, key) else { return Err(self.corrupt(key)) };
+        self.end = end;
+        self.len = found - tail.rest().len() as u64;
+        if tail.rest().is_empty() { Ok(()) } else { self.repair(lock, tail.rest(), key) }
     }
 
     /// Promises that `bytes` more can be appended even if the disk fills up meanwhile.
@@ -133,38 +132,44 @@ impl ChainFile {
         }
     }
 
-    /// Appends one line, whole or not at all.
-    pub(super) fn append(&mut self, _: &Exclusive<'_>, line: &[u8], head: Head) -> Result<(), StoreError> {
-        // The kernel takes a whole line in one write unless room runs out, so a kill seldom falls inside it.
-        if let Err(e) = self.file.write_all(line) {
+    /// Appends whole lines, or nothing. `then` brings the end up to date.
+    pub(super) fn append(
+        &mut self,
+        _: &Exclusive<'_>,
+        lines: &[u8],
+        then: impl FnOnce(&mut End),
+    ) -> Result<(), StoreError> {
+        // The kernel takes all of it in one write unless room runs out, so a kill seldom falls inside.
+        if let Err(e) = self.file.write_all(lines) {
             // If this fails too, the beginning of a line stays behind for the next writer to remove.
             let _ = self.file.set_len(self.len);
             return Err(self.io("append to", e));
         }
-        self.len += line.len() as u64;
-        self.head = head;
+        self.len += lines.len() as u64;
+        then(&mut self.end);
         Ok(())
     }
 
     /// Deals with bytes after the last newline. A kill leaves either the beginning of a line or, at worst, all of it
     /// but the newline; anything else was not a kill, and is not touched.
-    fn repair(&mut self, _: &Exclusive<'_>, mut rest: Vec<u8>, key: &PublicKey) -> Result<(), StoreError> {
-        if is_torn(&rest) {
+    fn repair(&mut self, _: &Exclusive<'_>, rest: &[u8], key: &SecretKey) -> Result<(), StoreError> {
+        if is_torn(rest) {
             return self.file.set_len(self.len).map_err(|e| self.io("repair", e));
         }
-        rest.push(b'\n');
-        let checked =
-            Record::parse(&rest, Some(key)).and_then(|last| last.follows(self.head).map(|()| last.head()));
-        let Ok(head) = checked else { return Err(self.corrupt(key)) };
+        let whole = [rest, b"\n"].concat();
+        let mut end = self.end.clone();
+        if end.follow(&whole, key).is_err() {
+            return Err(self.corrupt(key));
+        }
         self.file.write_all(b"\n").map_err(|e| self.io("repair", e))?;
-        self.len += rest.len() as u64;
-        self.head = head;
+        self.len += whole.len() as u64;
+        self.end = end;
         Ok(())
     }
 
     /// Finds and names the damage. Slow, which no longer matters.
-    fn corrupt(&self, key: &PublicKey) -> StoreError {
-        match first_fault(&self.file, &self.path, key) {
+    fn corrupt(&self, key: &SecretKey) -> StoreError {
+        match first_fault(&self.file, &self.path, key.public(), Some(key.mac())) {
             Ok(source) => StoreError::Corrupt { path: self.path.clone(), source },
             Err(e) => e,
         }
@@ -175,36 +180,15 @@ impl ChainFile {
     }
 }
 
-impl Tail {
-    /// Reads backwards from `to`, as far as needed and never past `from`, where a line begins. `None` if no line can
-    /// be that long.
-    pub(super) fn read(file: &File, from: u64, to: u64) -> io::Result<Option<Tail>> {
-        let mut size = 8 * 1024;
-        loop {
-            let start = to.saturating_sub(size).max(from);
-            let mut window = vec![0; (to - start) as usize];
-            file.read_exact_at(&mut window, start)?;
-            if let Some(tail) = Tail::within(&window, start == from) {
-                return Ok(Some(tail));
-            }
-            if size > 2 * MAX_LINE as u64 || start == from {
-                return Ok(None);
-            }
-            size *= 4;
+/// Goes on from the last seal, if others have written one; its signature vouches for what lies before it, and whatever it
+/// was made to cover, `verify` finds. Everything behind it may be ours to seal next, so it is checked line by line.
+fn follow(mut end: End, tail: &Tail, key: &SecretKey) -> Result<End, Fault> {
+    for (n, line) in tail.lines().enumerate() {
+        if n == 0 && line.starts_with(SEAL_START) {
+            end.resume(line, key.public())?;
+        } else {
+            end.follow(line, key)?;
         }
     }
-
-    /// `None` if the window does not reach back to where the last complete line begins.
-    fn within(window: &[u8], begins_with_a_line: bool) -> Option<Tail> {
-        let newline = |bytes: &[u8]| bytes.iter().rposition(|b| *b == b'\n');
-        let Some(end) = newline(window) else {
-            return begins_with_a_line.then(|| Tail { line: None, rest: window.to_vec() });
-        };
-        let begin = match newline(&window[..end]) {
-            Some(before) => before + 1,
-            None if begins_with_a_line => 0,
-            None => return None,
-        };
-        Some(Tail { line: Some(window[begin..=end].to_vec()), rest: window[end + 1..].to_vec() })
-    }
+    Ok(end)
 }

@@ -3,7 +3,7 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-use casemate_core::evidence::{ChainError, Fault, KeyError, LinkError};
+use casemate_core::evidence::{ChainError, EntryError, Fault, KeyError, LinkError};
 use thiserror::Error;
 
 #[derive(Debug, Error)]
@@ -49,6 +49,12 @@ pub enum StoreError {
     Entry(#[source] LinkError),
     #[error("cannot write the exported records")]
     Export(#[source] io::Error),
+}
+
+impl From<EntryError> for StoreError {
+    fn from(error: EntryError) -> StoreError {
+        StoreError::Entry(LinkError::Entry(error))
+    }
 }
 
 impl StoreError {
@@ -98,7 +104,7 @@ impl StoreError {
             StoreError::NoStore { .. } => {
                 "the first run creates it; set CASEMATE_HOME if it lives elsewhere".to_owned()
             }
-            StoreError::Corrupt { source: ChainError::Record { fault: Fault::Torn, .. }, .. } => {
+            StoreError::Corrupt { source: ChainError::Line { fault: Fault::Torn, .. }, .. } => {
                 "a writer was killed while writing it; the next run removes it and goes on".to_owned()
             }
             StoreError::Corrupt { path, .. }

@@ -1,21 +1,15 @@
-//! The lock that orders writers, and gives readers an instant without one.
+//! The lock that orders writers, and gives readers an instant without one. It is on the chain's own file, so that nobody
+//! can hold the one without having the other.
 
-use std::fs::{File, Metadata, OpenOptions};
+use std::fs::{File, Metadata};
 use std::io;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
-use std::path::{Path, PathBuf};
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
 
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 
 use super::StoreError;
-
-#[derive(Debug)]
-pub(super) struct LockFile {
-    file: File,
-    identity: Identity,
-    path: PathBuf,
-}
 
 /// Which file was opened, whatever its name leads to now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -26,66 +20,35 @@ pub(super) struct Identity {
 
 /// Proof that the exclusive lock is held; released on drop.
 #[derive(Debug)]
-pub(super) struct Exclusive<'a>(&'a LockFile);
+pub(super) struct Exclusive<'a>(&'a File);
 
 /// Proof that no writer is in the middle of a line; released on drop.
 #[derive(Debug)]
-pub(super) struct Shared<'a>(&'a LockFile);
+pub(super) struct Shared<'a>(&'a File);
 
-impl LockFile {
-    pub(super) fn create(path: &Path) -> Result<LockFile, StoreError> {
-        let mut options = OpenOptions::new();
-        options.read(true).write(true).create(true).truncate(false).mode(0o600);
-        let lock = options.open(path).and_then(|file| LockFile::new(file, path));
-        lock.map_err(|e| StoreError::io("open", path, e))
+impl Exclusive<'_> {
+    pub(super) fn take<'a>(file: &'a File, path: &Path) -> Result<Exclusive<'a>, StoreError> {
+        lock(file, FlockOperation::LockExclusive, path)?;
+        Ok(Exclusive(file))
     }
+}
 
-    /// For readers, who may not be able to write anywhere in the store.
-    pub(super) fn existing(path: &Path) -> io::Result<LockFile> {
-        LockFile::new(File::open(path)?, path)
-    }
-
-    pub(super) fn exclusive(&self) -> Result<Exclusive<'_>, StoreError> {
-        self.take(FlockOperation::LockExclusive)?;
-        let guard = Exclusive(self);
-        // Two writers holding two different lock files would fork the chain.
-        self.identity.look(&self.path)?;
-        Ok(guard)
-    }
-
-    pub(super) fn shared(&self) -> Result<Shared<'_>, StoreError> {
-        self.take(FlockOperation::LockShared)?;
-        Ok(Shared(self))
-    }
-
-    fn new(file: File, path: &Path) -> io::Result<LockFile> {
-        Ok(LockFile { identity: Identity::of(&file)?, file, path: path.to_owned() })
-    }
-
-    fn take(&self, operation: FlockOperation) -> Result<(), StoreError> {
-        loop {
-            match flock(&self.file, operation) {
-                Err(Errno::INTR) => {}
-                done => return done.map_err(|e| StoreError::io("lock", &self.path, e.into())),
-            }
-        }
-    }
-
-    fn release(&self) {
-        // Unlocking an open descriptor has no failure that could be acted on; closing it would unlock as well.
-        let _ = flock(&self.file, FlockOperation::Unlock);
+impl Shared<'_> {
+    pub(super) fn take<'a>(file: &'a File, path: &Path) -> Result<Shared<'a>, StoreError> {
+        lock(file, FlockOperation::LockShared, path)?;
+        Ok(Shared(file))
     }
 }
 
 impl Drop for Exclusive<'_> {
     fn drop(&mut self) {
-        self.0.release();
+        unlock(self.0);
     }
 }
 
 impl Drop for Shared<'_> {
     fn drop(&mut self) {
-        self.0.release();
+        unlock(self.0);
     }
 }
 
@@ -102,4 +65,18 @@ impl Identity {
             Ok(_) | Err(_) => Err(StoreError::Replaced { path: path.to_owned() }),
         }
     }
+}
+
+fn lock(file: &File, operation: FlockOperation, path: &Path) -> Result<(), StoreError> {
+    loop {
+        match flock(file, operation) {
+            Err(Errno::INTR) => {}
+            done => return done.map_err(|e| StoreError::io("lock", path, e.into())),
+        }
+    }
+}
+
+fn unlock(file: &File) {
+    // Unlocking an open descriptor has no failure that could be acted on; closing it would unlock as well.
+    let _ = flock(file, FlockOperation::Unlock);
 }

@@ -6,13 +6,13 @@ use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom, Write};
 use std::path::Path;
 
 use casemate_core::evidence::{
-    ChainError, Event, Fault, Head, KeyOrigin, MAX_LINE, PublicKey, Record, Report, Subject, Verifier,
-    is_torn,
+    ChainError, Event, Fault, Head, KeyOrigin, Line, MAX_LINE, MacKey, PublicKey, Record, Report, Subject,
+    Verifier, What, is_torn,
 };
 
-use super::chain_file::Tail;
 use super::key_file::load_public;
-use super::lock::LockFile;
+use super::lock::Shared;
+use super::tail::Tail;
 use super::{Paths, StoreError};
 
 /// The chain as an auditor sees it.
@@ -33,12 +33,7 @@ pub struct OpenRecord {
 
 /// The records that the chain held when the iterator was made, oldest first. It ends after the first error.
 #[derive(Debug)]
-pub struct Records {
-    lines: Lines,
-    paths: Paths,
-    count: u64,
-    ended: bool,
-}
+pub struct Records(Parsed);
 
 impl Reader {
     pub fn open(home: &Path) -> Result<Reader, StoreError> {
@@ -56,15 +51,37 @@ impl Reader {
         Reader { paths }
     }
 
-    /// Every record's form is checked; signatures and order are [`Reader::verify`]'s business.
+    /// Every line's form is checked; seals and order are [`Reader::verify`]'s business.
     pub fn records(&self) -> Result<Records, StoreError> {
-        let (file, len) = self.snapshot()?;
-        Ok(Records { lines: Lines::new(file, len), paths: self.paths.clone(), count: 0, ended: false })
+        self.parsed().map(Records)
     }
 
     /// The records of one execution: one, or two once it has ended. None if it is unknown.
     pub fn find(&self, id: &str) -> Result<Vec<Record>, StoreError> {
         self.records()?.filter(|record| record.as_ref().map_or(true, |r| r.entry.id == id)).collect()
+    }
+
+    /// The records of one execution, each with the seal that names it, if there is one yet.
+    pub fn find_sealed(&self, id: &str) -> Result<Vec<(Record, Option<Head>)>, StoreError> {
+        let mut found: Vec<(Record, Option<Head>)> = Vec::new();
+        self.visit(id, |_, line| {
+            let head = line.head();
+            match line {
+                Line::Record(record) => found.push((record, None)),
+                Line::Seal(seal) => {
+                    let named = |record: &Record| seal.names(record.seq) == Some(&record.digest);
+                    found.iter_mut().filter(|(record, _)| named(record)).for_each(|(_, by)| *by = Some(head));
+                }
+            }
+            Ok(())
+        })?;
+        Ok(found)
+    }
+
+    /// Copies the lines of one execution as they are, and the seals that name them: with the public key, all that it takes
+    /// to check it elsewhere.
+    pub fn export_one(&self, id: &str, out: &mut impl Write) -> Result<(), StoreError> {
+        self.visit(id, |line, _| out.write_all(line).map_err(StoreError::Export))
     }
 
     /// What a run opened and never closed, oldest first.
@@ -80,21 +97,21 @@ impl Reader {
         let (file, len) = self.snapshot()?;
         let chain = &self.paths.chain;
         let tail = Tail::read(&file, 0, len).map_err(|e| StoreError::io("read", chain, e))?;
-        let parsed = tail.and_then(|tail| match tail.line {
-            _ if !tail.rest.is_empty() => None,
-            Some(line) => Record::parse(&line, None).ok().map(|record| record.head()),
+        let parsed = tail.and_then(|tail| match tail.lines().last() {
+            _ if !tail.rest().is_empty() => None,
+            Some(line) => Line::parse(line).ok().map(|line| line.head()),
             None => Some(Head::GENESIS),
         });
         match parsed {
             Some(head) => Ok(head),
             None => Err(StoreError::Corrupt {
                 path: chain.clone(),
-                source: first_fault(&file, chain, &self.public_key()?)?,
+                source: first_fault(&file, chain, &self.public_key()?, None)?,
             }),
         }
     }
 
-    /// Checks every record. Without a pinned key it uses the one beside the chain, and the report says so.
+    /// Checks every line. Without a pinned key it uses the one beside the chain, and the report says so.
     pub fn verify(&self, key: Option<PublicKey>, head: Option<Head>) -> Result<Report, StoreError> {
         let (key, origin) = match key {
             Some(key) => (key, KeyOrigin::Pinned),
@@ -126,20 +143,67 @@ impl Reader {
     pub(super) fn snapshot(&self) -> Result<(File, u64), StoreError> {
         let chain = &self.paths.chain;
         let file = File::open(chain).map_err(|e| StoreError::io("read", chain, e))?;
-        let lock = match LockFile::existing(&self.paths.lock) {
-            Ok(lock) => Some(lock),
-            // A copy of the chain alone has no writers.
-            Err(e) if e.kind() == io::ErrorKind::NotFound => None,
-            Err(e) => return Err(StoreError::io("read", &self.paths.lock, e)),
+        let len = {
+            let _quiet = Shared::take(&file, chain)?;
+            file.metadata().map_err(|e| StoreError::io("look at", chain, e))?.len()
         };
-        let _quiet = lock.as_ref().map(LockFile::shared).transpose()?;
-        let len = file.metadata().map_err(|e| StoreError::io("look at", chain, e))?.len();
         Ok((file, len))
+    }
+
+    fn parsed(&self) -> Result<Parsed, StoreError> {
+        let (file, len) = self.snapshot()?;
+        Ok(Parsed { lines: Lines::new(file, len), paths: self.paths.clone(), count: 0, ended: false })
+    }
+
+    /// Shows the records of one execution, and the seals that name them, as lines and taken apart.
+    fn visit(
+        &self,
+        id: &str,
+        mut see: impl FnMut(&[u8], Line) -> Result<(), StoreError>,
+    ) -> Result<(), StoreError> {
+        let mut parsed = self.parsed()?;
+        let mut unsealed: Vec<Head> = Vec::new();
+        while let Some(line) = parsed.next() {
+            let line = line?;
+            let wanted = match &line {
+                Line::Record(record) if record.entry.id == id => {
+                    unsealed.push(record.head());
+                    true
+                }
+                Line::Record(_) => false,
+                Line::Seal(seal) => {
+                    let before = unsealed.len();
+                    unsealed.retain(|record| seal.names(record.seq) != Some(&record.digest));
+                    unsealed.len() < before
+                }
+            };
+            if wanted {
+                see(&parsed.lines.line, line)?;
+            }
+        }
+        Ok(())
     }
 }
 
 impl Iterator for Records {
     type Item = Result<Record, StoreError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        self.0.find_map(|line| line.map(Line::record).transpose())
+    }
+}
+
+/// The lines of a chain, taken apart. It ends after the first error.
+#[derive(Debug)]
+struct Parsed {
+    lines: Lines,
+    paths: Paths,
+    count: u64,
+    ended: bool,
+}
+
+impl Iterator for Parsed {
+    type Item = Result<Line, StoreError>;
 
     fn next(&mut self) -> Option<Self::Item> {
         if self.ended {
@@ -150,7 +214,7 @@ impl Iterator for Records {
             Ok(None) => None,
             Ok(Some(line)) => {
                 self.count += 1;
-                Some(Record::parse(line, None).map_err(|fault| damaged(chain, self.count, fault)))
+                Some(Line::parse(line).map_err(|fault| damaged(chain, self.count, line, fault)))
             }
             Err(e) => Some(Err(StoreError::io("read", chain, e))),
         };
@@ -163,7 +227,7 @@ impl Iterator for Records {
 #[derive(Debug, Default)]
 pub(super) struct Scan {
     offset: u64,
-    records: u64,
+    lines: u64,
     open: HashMap<String, OpenRecord>,
 }
 
@@ -178,10 +242,12 @@ impl Scan {
                 // Left by a killed writer. It names nothing, and the next append removes it.
                 break;
             }
-            self.records += 1;
-            let record = Record::parse(line, None).map_err(|fault| damaged(path, self.records, fault))?;
+            self.lines += 1;
+            let parsed = Line::parse(line).map_err(|fault| damaged(path, self.lines, line, fault))?;
             self.offset += line.len() as u64;
-            self.note(record);
+            if let Line::Record(record) = parsed {
+                self.note(record);
+            }
         }
         Ok(())
     }
@@ -211,15 +277,23 @@ impl Scan {
 }
 
 /// The first thing that is wrong with a chain that is known to be damaged.
-pub(super) fn first_fault(file: &File, path: &Path, key: &PublicKey) -> Result<ChainError, StoreError> {
+pub(super) fn first_fault(
+    file: &File,
+    path: &Path,
+    key: &PublicKey,
+    macs: Option<&MacKey>,
+) -> Result<ChainError, StoreError> {
     let read = |e| StoreError::io("read", path, e);
     let mut file = file.try_clone().map_err(read)?;
     let len = file.seek(SeekFrom::End(0)).map_err(read)?;
     file.rewind().map_err(read)?;
     let mut verifier = Verifier::new(key.clone(), KeyOrigin::Store, None);
-    match verify_lines(Lines::new(file, len), &mut verifier, path)? {
+    if let Some(key) = macs {
+        verifier = verifier.with_macs(key.clone());
+    }
+    match verify_lines(Lines::new(file, len), &mut verifier, path)?.and_then(|()| verifier.finish()) {
         Err(fault) => Ok(fault),
-        Ok(()) => Err(StoreError::Replaced { path: path.to_owned() }),
+        Ok(_) => Err(StoreError::Replaced { path: path.to_owned() }),
     }
 }
 
@@ -236,8 +310,9 @@ fn verify_lines(
     Ok(Ok(()))
 }
 
-fn damaged(path: &Path, record: u64, fault: Fault) -> StoreError {
-    StoreError::Corrupt { path: path.to_owned(), source: ChainError::Record { record, id: None, fault } }
+fn damaged(path: &Path, number: u64, line: &[u8], fault: Fault) -> StoreError {
+    let source = ChainError::Line { number, what: What::of(line), fault };
+    StoreError::Corrupt { path: path.to_owned(), source }
 }
 
 /// Lines with their newlines, from a file of which only the first `len` bytes count.

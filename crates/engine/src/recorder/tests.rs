@@ -4,13 +4,14 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
 use std::thread;
 
-use serde_json::json;
+use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use super::sync::Syncer;
 use super::*;
 
 mod disk;
+mod seals;
 mod tail;
 
 fn home() -> TempDir {
@@ -26,7 +27,15 @@ fn subjects() -> Vec<Subject> {
 }
 
 fn append(store: &Store, event: Event, id: &str) -> Result<Receipt, StoreError> {
-    store.append(event, id, "run-1", subjects(), json!({"what": "a test", "n": 1}))
+    append_with(store, event, id, &json!({"what": "a test", "n": 1}))
+}
+
+fn append_with(store: &Store, event: Event, id: &str, body: &Value) -> Result<Receipt, StoreError> {
+    append_for("run-1", store, event, id, body)
+}
+
+fn append_for(run: &str, store: &Store, event: Event, id: &str, body: &Value) -> Result<Receipt, StoreError> {
+    store.append(event, id, run, &subjects(), &Body::new(body).unwrap())
 }
 
 fn run(store: &Store, id: &str) {
@@ -36,6 +45,12 @@ fn run(store: &Store, id: &str) {
 
 fn chain_path(home: &Path) -> PathBuf {
     home.join("evidence/chain.jsonl")
+}
+
+/// The chain's lines, newlines included.
+fn lines(home: &Path) -> Vec<Vec<u8>> {
+    let chain = fs::read(chain_path(home)).unwrap();
+    chain.split_inclusive(|b| *b == b'\n').map(<[u8]>::to_vec).collect()
 }
 
 fn words(error: &StoreError) -> String {
@@ -75,7 +90,12 @@ fn what_was_appended_reads_back_and_verifies() {
     let report = reader.verify(None, Some(closed)).unwrap();
     assert_eq!((report.records, report.executions, report.verdict), (3, 2, Verdict::Unanchored));
     let key = reader.public_key().unwrap();
-    assert_eq!(reader.verify(Some(key), Some(closed)).unwrap().verdict, Verdict::Anchored { record: 3 });
+    let anchored = |head| reader.verify(Some(key.clone()), Some(head)).unwrap().verdict;
+    assert_eq!(anchored(closed), Verdict::Anchored { line: 3 });
+    store.sync().unwrap();
+    let head = reader.head().unwrap();
+    assert_eq!(anchored(closed), Verdict::Anchored { line: 3 });
+    assert_eq!(anchored(head), Verdict::Anchored { line: 4 });
 
     let mut exported = Vec::new();
     reader.export(&mut exported).unwrap();
@@ -83,14 +103,13 @@ fn what_was_appended_reads_back_and_verifies() {
 }
 
 #[test]
-fn reading_needs_no_private_key_and_no_lock_file() {
+fn reading_needs_no_private_key() {
     let home = home();
     run(&store(home.path()), "a");
     fs::remove_file(home.path().join("keys/evidence.key")).unwrap();
-    fs::remove_file(home.path().join("evidence/lock")).unwrap();
     let reader = Reader::open(home.path()).unwrap();
     assert_eq!(reader.verify(None, None).unwrap().records, 2);
-    assert_eq!(reader.head().unwrap().seq, 2);
+    assert_eq!(reader.head().unwrap().seq, 3);
 }
 
 #[test]
@@ -102,10 +121,11 @@ fn a_home_without_evidence_is_said_to_have_none() {
 }
 
 #[test]
-fn flipping_any_byte_of_the_file_is_noticed_and_a_record_is_named() {
+fn flipping_any_byte_of_the_file_is_noticed_and_its_line_is_named() {
     let home = home();
     let store = store(home.path());
     run(&store, "a");
+    store.sync().unwrap();
     let path = chain_path(home.path());
     let good = fs::read(&path).unwrap();
     for at in 0..good.len() {
@@ -113,8 +133,10 @@ fn flipping_any_byte_of_the_file_is_noticed_and_a_record_is_named() {
             let mut bad = good.clone();
             bad[at] ^= flip;
             fs::write(&path, bad).unwrap();
-            let error = store.verify(None, None).expect_err("a changed byte must not verify");
-            assert!(words(&error).contains("is damaged: record "), "{}", words(&error));
+            let error = words(&store.verify(None, None).expect_err("a changed byte must not verify"));
+            let line = 1 + good[..at].iter().filter(|b| **b == b'\n').count();
+            let named = ["record", "seal", "line"].map(|what| format!("is damaged: {what} {line}"));
+            assert!(named.iter().any(|named| error.contains(named)), "byte {at}: {error}");
         }
     }
     fs::write(&path, good).unwrap();
@@ -126,20 +148,17 @@ fn removing_moving_or_repeating_a_line_is_noticed() {
     let home = home();
     let store = store(home.path());
     (0..3).for_each(|n| run(&store, &format!("x{n}")));
-    let path = chain_path(home.path());
-    let good = fs::read(&path).unwrap();
-    let lines: Vec<&[u8]> = good.split_inclusive(|b| *b == b'\n').collect();
-    let bad = |change: &dyn Fn(&mut Vec<&[u8]>)| {
-        let mut lines = lines.clone();
+    store.sync().unwrap();
+    let good = lines(home.path());
+    let bad = |change: &dyn Fn(&mut Vec<Vec<u8>>)| {
+        let mut lines = good.clone();
         change(&mut lines);
-        fs::write(&path, lines.concat()).unwrap();
+        fs::write(chain_path(home.path()), lines.concat()).unwrap();
         words(&store.verify(None, None).unwrap_err())
     };
-    assert!(
-        bad(&|lines| lines.splice(2..3, []).for_each(drop)).contains("record 3 (id x1): says it is record 4")
-    );
-    assert!(bad(&|lines| lines.swap(2, 3)).contains("record 3 (id x1): says it is record 4"));
-    assert!(bad(&|lines| lines.insert(2, lines[1])).contains("record 3 (id x0): says it is record 2"));
+    assert!(bad(&|lines| drop(lines.remove(2))).contains("record 3 (id x1): says it is line 4"));
+    assert!(bad(&|lines| lines.swap(2, 3)).contains("record 3 (id x1): says it is line 4"));
+    assert!(bad(&|lines| lines.insert(2, lines[1].clone())).contains("record 3 (id x0): says it is line 2"));
 }
 
 #[test]
@@ -150,13 +169,11 @@ fn a_cut_tail_is_seen_with_a_pinned_head_only() {
         run(&store, "a");
         store.head().unwrap()
     };
-    let path = chain_path(home.path());
-    let first = fs::read_to_string(&path).unwrap().lines().next().unwrap().to_owned() + "\n";
-    fs::write(&path, first).unwrap();
+    fs::write(chain_path(home.path()), &lines(home.path())[0]).unwrap();
     let reader = Reader::open(home.path()).unwrap();
     assert_eq!(reader.verify(None, None).unwrap().open, ["a"]);
     let error = words(&reader.verify(None, Some(head)).unwrap_err());
-    assert!(error.ends_with("the chain was cut: pinned head is record 2, the store ends at 1"), "{error}");
+    assert!(error.ends_with("the chain was cut: pinned head is line 2, the store ends at 1"), "{error}");
 }
 
 #[test]
@@ -173,6 +190,7 @@ fn twenty_threads_with_their_own_stores_keep_one_chain() {
     });
     let report = Reader::open(home.path()).unwrap().verify(None, None).unwrap();
     assert_eq!((report.records, report.executions, report.open.len()), (400, 200, 0));
+    assert_eq!(report.unsealed, 0);
 }
 
 #[test]
@@ -185,20 +203,25 @@ fn twenty_threads_with_one_store_keep_one_chain() {
             scope.spawn(move || (0..10).for_each(|n| run(store, &format!("t{t}.{n}"))));
         }
     });
-    assert_eq!(store.verify(None, None).unwrap().records, 400);
+    store.sync().unwrap();
+    let report = store.verify(None, None).unwrap();
+    assert_eq!((report.records, report.unsealed), (400, 0));
 }
 
 #[test]
 fn twenty_processes_keep_one_chain() {
     if let Some(home) = handed_down() {
-        let store = store(&home);
+        let durability =
+            [Durability::OnExit, Durability::Batch, Durability::Each][std::process::id() as usize % 3];
+        let store = Store::open(&home, durability).unwrap();
         return (0..10).for_each(|n| run(&store, &format!("p{}.{n}", std::process::id())));
     }
     let home = home();
     let children: Vec<Child> =
         (0..20).map(|_| again("twenty_processes_keep_one_chain", home.path())).collect();
     children.into_iter().for_each(|mut child| assert!(child.wait().unwrap().success()));
-    assert_eq!(Reader::open(home.path()).unwrap().verify(None, None).unwrap().records, 400);
+    let report = Reader::open(home.path()).unwrap().verify(None, None).unwrap();
+    assert_eq!((report.records, report.unsealed), (400, 0));
 }
 
 #[test]
@@ -232,7 +255,7 @@ fn an_execution_is_opened_and_ended_once_and_by_its_own_run() {
     append(&store, Event::Opened, "a").unwrap();
     assert!(matches!(append(&store, Event::Opened, "a"), Err(StoreError::AlreadyOpen { .. })));
     assert!(matches!(append(&store, Event::Closed, "b"), Err(StoreError::NotOpen { .. })));
-    let stranger = store.append(Event::Closed, "a", "run-2", subjects(), json!({}));
+    let stranger = append_for("run-2", &store, Event::Closed, "a", &json!({}));
     assert!(matches!(stranger, Err(StoreError::NotOpen { .. })));
     // Another process of the same run may close it.
     let other = Store::open(home.path(), Durability::Each).unwrap();
@@ -248,7 +271,7 @@ fn what_a_dead_run_left_open_is_closed_as_interrupted() {
         append(&store, Event::Opened, "a").unwrap();
         run(&store, "b");
         append(&store, Event::Opened, "c").unwrap();
-        store.append(Event::Opened, "d", "run-2", subjects(), json!({})).unwrap();
+        append_for("run-2", &store, Event::Opened, "d", &json!({})).unwrap();
     }
     let store = store(home.path());
     let ids = |open: &[OpenRecord]| open.iter().map(|o| o.id.clone()).collect::<Vec<_>>();
@@ -279,7 +302,7 @@ fn after_a_failed_sync_nothing_more_is_accepted() {
     let mut store = store(home.path());
     // A pipe cannot be synced, which stands in for a disk that fails.
     let pipe = fs::File::from(std::os::fd::OwnedFd::from(std::io::pipe().unwrap().0));
-    store.syncer = Syncer::new(pipe, Durability::Each);
+    store.syncer = Syncer::new(pipe, Durability::Each, || Ok(false));
     assert!(matches!(append(&store, Event::Opened, "a"), Err(StoreError::SyncFailed { .. })));
     let error = append(&store, Event::Opened, "b").unwrap_err();
     assert!(matches!(error, StoreError::SyncFailed { .. }) && error.hint().is_some());
@@ -326,7 +349,7 @@ fn a_chain_is_never_continued_with_another_key() {
     fs::write(&key, [9; 32]).unwrap();
     assert!(matches!(refusal(), StoreError::KeyMismatch { .. }));
     fs::remove_file(&public).unwrap();
-    assert!(words(&refusal()).contains("record 1 (id a): signed with another key"));
+    assert!(words(&refusal()).contains("seal 3: signed with another key"), "{}", words(&refusal()));
     fs::write(&key, b"nonsense").unwrap();
     assert!(matches!(refusal(), StoreError::KeyInvalid { .. }));
     fs::remove_file(&key).unwrap();
@@ -368,8 +391,6 @@ fn a_store_that_is_cut_or_replaced_while_in_use_takes_no_more_records() {
     fs::remove_file(&path).unwrap();
     assert!(matches!(append(&store, Event::Opened, "b"), Err(StoreError::Replaced { .. })));
     fs::write(&path, &content).unwrap();
-    assert!(matches!(append(&store, Event::Opened, "b"), Err(StoreError::Replaced { .. })));
-    fs::remove_file(home.path().join("evidence/lock")).unwrap();
     assert!(matches!(append(&store, Event::Opened, "b"), Err(StoreError::Replaced { .. })));
     assert_eq!(fs::read(&path).unwrap(), content);
 }

@@ -17,7 +17,6 @@ use std::sync::mpsc::{self, Receiver};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use base64::Engine as _;
 use rustix::process::{Pid, Signal};
 use serde_json::Value;
 use tempfile::TempDir;
@@ -186,12 +185,10 @@ impl Home {
     }
 }
 
-/// The signed content of a line of the chain; nothing for a line that is not complete.
+/// What a record says; nothing for a seal, or for a line that is not complete.
 fn predicate(line: &[u8]) -> Option<Value> {
-    let envelope: Value = serde_json::from_slice(line).ok()?;
-    let payload = base64::engine::general_purpose::STANDARD.decode(envelope["payload"].as_str()?).ok()?;
-    let mut statement: Value = serde_json::from_slice(&payload).ok()?;
-    Some(statement["predicate"].take())
+    let mut line: Value = serde_json::from_slice(line).ok()?;
+    Some(line.get_mut("intoto")?["predicate"].take())
 }
 
 /// A process that has ended.

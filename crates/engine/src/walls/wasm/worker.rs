@@ -6,7 +6,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-use casemate_core::evidence::{Event, Subject, hex};
+use casemate_core::evidence::{Body, Event, Subject, hex};
 use casemate_core::limits::{LimitKind, LimitsDraft};
 use casemate_core::outcome::Refusal;
 use casemate_core::plan::Plan;
@@ -193,7 +193,9 @@ impl Worker {
             sys::random::<16>().map(|bytes| hex(&bytes)).map_err(|error| WallError(error.to_string()))?;
         let digest: [u8; 32] = Sha256::digest(body.to_string().as_bytes()).into();
         let subjects = vec![Subject { name: "worker".into(), sha256: digest }];
-        let receipt = store.append(Event::Opened, &id, run, subjects.clone(), body).map_err(unrecorded)?;
+        let body =
+            Body::new(&body).map_err(|error| WallError(format!("cannot record the worker: {error}")))?;
+        let receipt = store.append(Event::Opened, &id, run, &subjects, &body).map_err(unrecorded)?;
         let _ = self.observed.set(json!({"worker": id, "record": receipt.to_string()}));
         let record = OpenRecord { store: store.clone(), run: run.to_owned(), id, subjects };
         *self.record.lock().unwrap_or_else(PoisonError::into_inner) = Some(record);
@@ -241,7 +243,9 @@ impl Worker {
         let record = self.record.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(OpenRecord { store, run, id, subjects }) = record {
             // If it cannot be written, the next process closes it as interrupted.
-            let _ = store.append(Event::Closed, &id, &run, subjects, json!({"worker": {"ended": why}}));
+            if let Ok(body) = Body::new(&json!({"worker": {"ended": why}})) {
+                let _ = store.append(Event::Closed, &id, &run, &subjects, &body);
+            }
         }
     }
 }

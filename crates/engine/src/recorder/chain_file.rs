@@ -15,7 +15,7 @@ use super::tail::Tail;
 use super::{Paths, StoreError};
 
 /// Reserved on top of what is needed, so that most appends find room already there.
-const AHEAD: u64 = 512 * 1024;
+const AHEAD: u64 = 256 * 1024;
 /// Blocks that a file system may count to a file without holding its data (extent trees).
 const OVERHEAD: u64 = 64 * 1024;
 

@@ -10,6 +10,7 @@ mod driver;
 mod memory;
 mod samples;
 mod stage;
+mod wasm;
 
 use std::time::Duration;
 
@@ -31,10 +32,10 @@ const HELD: usize = 20;
 /// Executions, and how many of them at a time, to see how many there are in a second.
 const BURST: (usize, usize) = (400, 20);
 
-const PACKAGES: [&str; 3] = ["bubblewrap", "runc", "python3"];
+const PACKAGES: [&str; 2] = ["bubblewrap", "runc"];
 
 pub(crate) fn run(rounds: usize) -> Result {
-    packages::ensure(&PACKAGES)?;
+    packages::ensure(&[&PACKAGES[..], &crate::runtimes::PACKAGES].concat())?;
     heading("building");
     let built = artifacts::build(&["--release", "--package", "casemate-engine", "--bench", "execute"])?;
     let bench = built.iter().find(|artifact| artifact.name == "execute");
@@ -66,7 +67,8 @@ pub(crate) fn run(rounds: usize) -> Result {
     break_down(&parts);
     memory::report(&mut engine, &stage, HELD)?;
     throughput(&mut engine)?;
-    engine.stop()
+    engine.stop()?;
+    wasm::run(rounds, bench, &casemate, &stage)
 }
 
 /// Who comes when. The same in every run of the bench.

@@ -1,9 +1,10 @@
-//! `cargo xtask check | test | bench`: what is run before a push, what proves the promises, and what measures them.
+//! `cargo xtask check | test | runtimes | bench`: what is run before a push, what proves the promises, and what measures them.
 
 mod artifacts;
 mod bench;
 mod check;
 mod packages;
+mod runtimes;
 mod shell;
 mod test;
 
@@ -15,6 +16,7 @@ usage: cargo xtask COMMAND
   check [--without-advisories | --without-deny]
                              format, lints, dependencies, documentation, then `test`
   test                       every test, as root and as an unprivileged user; installs what they need
+  runtimes                   Python and JavaScript for WASM, for tests that are started by hand
   bench [--rounds N | --quick]
                              how fast it is, in turns with bare programs, bubblewrap and runc";
 
@@ -26,6 +28,7 @@ fn main() -> ExitCode {
         ["check", "--without-advisories"] => check::run(check::Deny::WithoutAdvisories),
         ["check", "--without-deny"] => check::run(check::Deny::LeftOut),
         ["test"] => test::run(),
+        ["runtimes"] => runtimes::run(),
         ["bench"] => bench::run(bench::ROUNDS),
         ["bench", "--quick"] => bench::run(bench::QUICK_ROUNDS),
         ["bench", "--rounds", rounds] => match rounds.parse() {

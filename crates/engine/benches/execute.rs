@@ -7,6 +7,7 @@
 //! call                one call of a WASM tool         likewise
 //! code LANGUAGE       one program in WASM             likewise
 //! calls COUNT WIDTH   COUNT of them, WIDTH at a time  MICROS
+//! hold-code COUNT     COUNT programs in WASM that stay held
 //! hold COUNT          COUNT cells that stay           held
 //! release             ends them                      released
 //! ```
@@ -52,6 +53,10 @@ async fn main() {
             ["calls", count, width] => bench.calls(count.parse().unwrap(), width.parse().unwrap()).await,
             ["hold", count] => {
                 held = bench.hold(count.parse().unwrap()).await;
+                "held".into()
+            }
+            ["hold-code", count] => {
+                held = bench.hold_code(count.parse().unwrap()).await;
                 "held".into()
             }
             ["release"] => {
@@ -194,6 +199,31 @@ impl Bench {
         }
         for _ in 0..count {
             output.recv().await.expect("a held cell says so");
+        }
+        held
+    }
+}
+
+impl Bench {
+    /// Returns when all of them run.
+    async fn hold_code(self: &Arc<Self>, count: usize) -> Held {
+        let mut held = Held::default();
+        let (sender, mut output) = mpsc::channel(count);
+        for _ in 0..count {
+            let (bench, sender, cancel) = (self.clone(), sender.clone(), held.cancel.subscribe());
+            held.cells.spawn(async move {
+                let code = "import time; print(1, flush=True); time.sleep(60)";
+                let source = CodeSource::Inline(code.into());
+                let language = Language::Python;
+                let mut draft = RequestDraft::new(Workload::Code { language, source, args: Vec::new() });
+                draft.isolation = Isolation::Exactly("container+wasm".parse().unwrap());
+                draft.limits.set(LimitKind::WallTime, 60_000);
+                let io = Io { output: Some(sender), cancel: Some(cancel), ..Io::default() };
+                bench.engine.execute(Request::new(draft).unwrap(), io).await;
+            });
+        }
+        for _ in 0..count {
+            output.recv().await.expect("a held program says so");
         }
         held
     }

@@ -17,8 +17,12 @@ pub(super) struct Driver {
 
 impl Driver {
     pub(super) fn start(program: &Path, stage: &Stage) -> Result<Driver> {
+        Driver::start_in(program, stage, &stage.home("engine"))
+    }
+
+    pub(super) fn start_in(program: &Path, stage: &Stage, home: &Path) -> Result<Driver> {
         let mut command = Command::new(program);
-        command.arg(stage.image()).env("CASEMATE_HOME", stage.home("engine"));
+        command.arg(stage.image()).env("CASEMATE_HOME", home);
         command.stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child = command.spawn().map_err(|error| format!("{}: {error}", program.display()))?;
         let (Some(input), Some(output)) = (child.stdin.take(), child.stdout.take()) else {
@@ -33,7 +37,28 @@ impl Driver {
 
     /// One execution. What each part of it took is added to `parts`.
     pub(super) fn run(&mut self, parts: Option<&mut Named>) -> Result<Duration> {
-        let answer = self.ask("run")?;
+        self.once("run", parts)
+    }
+
+    /// One call of a WASM tool, likewise.
+    pub(super) fn call(&mut self, parts: Option<&mut Named>) -> Result<Duration> {
+        self.once("call", parts)
+    }
+
+    pub(super) fn code(&mut self, language: &str) -> Result<Duration> {
+        self.once(&format!("code {language}"), None)
+    }
+
+    pub(super) fn calls(&mut self, count: usize, width: usize) -> Result<Duration> {
+        micros(&self.ask(&format!("calls {count} {width}"))?)
+    }
+
+    pub(super) fn hold_code(&mut self, count: usize) -> Result {
+        self.ask(&format!("hold-code {count}")).map(drop)
+    }
+
+    fn once(&mut self, question: &str, parts: Option<&mut Named>) -> Result<Duration> {
+        let answer = self.ask(question)?;
         let mut fields = answer.split('\t');
         let total = micros(fields.next().unwrap_or_default())?;
         if let Some(parts) = parts {

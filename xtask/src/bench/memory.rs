@@ -23,6 +23,17 @@ pub(super) fn report(engine: &mut Driver, stage: &Stage, count: usize) -> Result
     measured
 }
 
+/// Proportional bytes of everything in the cells of the engine at `home`, but for the guests.
+pub(super) fn payloads(home: &Path) -> Result<u64> {
+    let run = only_run(home).ok_or("the engine has registered no run")?;
+    let mut groups = Vec::new();
+    find_groups(Path::new("/sys/fs/cgroup"), &format!("casemate-{run}."), &mut groups);
+    let cells: BTreeMap<String, Vec<u32>> =
+        groups.iter().map(|group| (name(group), processes(group))).collect();
+    let payloads: Vec<u32> = cells.into_values().flatten().filter(|&pid| !is_init(pid)).collect();
+    Ok(sum(&payloads).proportional)
+}
+
 fn measure(engine: u32, home: &Path, count: usize) -> Result {
     let run = only_run(home).ok_or("the engine has registered no run")?;
     let mut groups = Vec::new();

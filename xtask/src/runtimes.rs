@@ -1,0 +1,95 @@
+//! Python and JavaScript for the WASM wall, as `casemate setup wasm` makes them: once, for all homes of all tests.
+
+use std::fs;
+use std::hash::{DefaultHasher, Hasher};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::artifacts::{self, Artifact};
+use crate::packages;
+use crate::shell::{self, Result, heading};
+
+/// What fetches and builds the runtimes.
+pub(crate) const PACKAGES: [&str; 4] = ["python3", "python3-pip", "nodejs", "npm"];
+
+/// Where tests look for them (`crates/testkit/src/runtimes.rs`).
+pub(crate) const VARIABLE: &str = "CASEMATE_TEST_RUNTIMES";
+
+/// Without a network: a directory with the files that `runtimes/pins.sha256` lists.
+const DOWNLOADS: &str = "CASEMATE_TEST_DOWNLOADS";
+
+/// What a home takes over from the one in which they were made.
+const PARTS: [&str; 2] = ["wasm", "keys/wasm-cache.key"];
+
+/// For tests that are started by hand.
+pub(crate) fn run() -> Result {
+    packages::ensure(&PACKAGES)?;
+    let built = artifacts::build(&["--release", "--package", "casemate", "--bins"])?;
+    let place = ensure(&Artifact::binary(&built, "casemate")?)?;
+    println!("{}", place.display());
+    Ok(())
+}
+
+/// A directory with them, made by this very binary or by one that would have made the same.
+pub(crate) fn ensure(casemate: &Path) -> Result<PathBuf> {
+    let place = shell::target_dir().join("wasm-runtimes");
+    let key = key(casemate)?;
+    if fs::read_to_string(place.join("key")).is_ok_and(|made| made == key) {
+        return Ok(place);
+    }
+    heading("building Python and JavaScript for WASM");
+    let fresh = place.with_extension("new");
+    for old in [&place, &fresh] {
+        let _ = fs::remove_dir_all(old);
+    }
+    let mut setup = Command::new(casemate);
+    setup.args(["setup", "wasm"]).env("CASEMATE_HOME", &fresh);
+    if let Some(downloads) = std::env::var_os(DOWNLOADS) {
+        setup.arg("--from").arg(downloads);
+    }
+    shell::run(&mut setup)?;
+    // Last, and by a rename: what is there is whole.
+    let made = fs::write(fresh.join("key"), key).and_then(|()| fs::rename(&fresh, &place));
+    made.map_err(|error| format!("cannot keep {}: {error}", place.display()))?;
+    Ok(place)
+}
+
+/// A copy for somebody who cannot read the original.
+pub(crate) fn copy(from: &Path, into: &Path) -> Result {
+    shell::run(Command::new("mkdir").arg("--parents").arg(into.join("keys")))?;
+    for part in PARTS {
+        shell::run(Command::new("cp").arg("--recursive").args([from.join(part), into.join(part)]))?;
+    }
+    Ok(())
+}
+
+/// Changes with whatever they are made from. Nobody gains by forging it.
+fn key(casemate: &Path) -> Result<String> {
+    let profile = casemate.parent().ok_or("a binary lies in a directory")?;
+    let agents = profile.with_file_name("agents-wasm");
+    let mut files = Vec::new();
+    walk(&shell::root().join("runtimes"), &mut files)?;
+    for target in fs::read_dir(&agents).map_err(|error| format!("{}: {error}", agents.display()))?.flatten() {
+        let program = target.path().join("worker/casemate-wasm-compile");
+        files.extend(program.exists().then_some(program));
+    }
+    files.sort();
+    let mut hasher = DefaultHasher::new();
+    for file in files {
+        let bytes = fs::read(&file).map_err(|error| format!("cannot read {}: {error}", file.display()))?;
+        hasher.write(file.as_os_str().as_encoded_bytes());
+        hasher.write(&bytes);
+    }
+    Ok(format!("{:016x}", hasher.finish()))
+}
+
+fn walk(directory: &Path, files: &mut Vec<PathBuf>) -> Result {
+    let entries = fs::read_dir(directory).map_err(|error| format!("{}: {error}", directory.display()))?;
+    for entry in entries.flatten().filter(|entry| entry.file_name() != "__pycache__") {
+        match entry.path() {
+            path if path.is_dir() => walk(&path, files)?,
+            path => files.push(path),
+        }
+    }
+    Ok(())
+}

@@ -1,7 +1,7 @@
 //! What evidence costs: pairs of an opening and a closing record, appended in `batch` mode by one thread and by two.
 //!
-//! `cargo bench -p casemate-engine --bench record [-- PAIRS [THREADS]]`. The bodies are those of real runs: of a command in a
-//! container, and of a call to a WASM worker. Processor time comes from the scheduler's own account: of the appending
+//! `cargo bench -p casemate-engine --bench record [-- PAIRS [THREADS]]`. The bodies are shaped like those of real runs: of a
+//! command in a container, and of a call to a WASM worker. Processor time comes from the scheduler's own account: of the appending
 //! threads, and of the whole process with its background thread.
 
 #![allow(clippy::unwrap_used, reason = "a benchmark that cannot go on fails by panicking")]

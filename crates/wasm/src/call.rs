@@ -43,9 +43,17 @@ pub(crate) struct State {
     meter: Meter,
 }
 
+#[allow(clippy::large_enum_variant, reason = "the large one is the usual one, and is made for every call")]
 enum Wasi {
-    Preview2 { ctx: WasiCtx, table: ResourceTable, http: WasiHttpCtx, gate: Gate },
+    Preview2(Preview2),
     Preview1(Box<WasiP1Ctx>),
+}
+
+struct Preview2 {
+    ctx: WasiCtx,
+    table: ResourceTable,
+    http: WasiHttpCtx,
+    gate: Gate,
 }
 
 /// Memory that a call has, and what it may have.
@@ -245,12 +253,8 @@ impl State {
             _ => {
                 let mut table = ResourceTable::new();
                 table.set_max_capacity(handles as usize);
-                Wasi::Preview2 {
-                    ctx: builder.build(),
-                    table,
-                    http: WasiHttpCtx::new(),
-                    gate: Gate::new(call.egress.clone()),
-                }
+                let (http, gate) = (WasiHttpCtx::new(), Gate::new(call.egress.clone()));
+                Wasi::Preview2(Preview2 { ctx: builder.build(), table, http, gate })
             }
         };
         Ok(State { wasi, meter: Meter { limit: memory_bytes, used: 0, peak: 0, exceeded: false } })
@@ -260,7 +264,7 @@ impl State {
     pub(crate) fn preview1(&mut self) -> &mut WasiP1Ctx {
         match &mut self.wasi {
             Wasi::Preview1(ctx) => ctx,
-            Wasi::Preview2 { .. } => unreachable!("only modules for preview 1 are linked with this"),
+            Wasi::Preview2(_) => unreachable!("only modules for preview 1 are linked with this"),
         }
     }
 }
@@ -268,7 +272,7 @@ impl State {
 impl WasiView for State {
     fn ctx(&mut self) -> WasiCtxView<'_> {
         match &mut self.wasi {
-            Wasi::Preview2 { ctx, table, .. } => WasiCtxView { ctx, table },
+            Wasi::Preview2(Preview2 { ctx, table, .. }) => WasiCtxView { ctx, table },
             Wasi::Preview1(_) => unreachable!("only components are linked with this"),
         }
     }
@@ -277,7 +281,9 @@ impl WasiView for State {
 impl WasiHttpView for State {
     fn http(&mut self) -> WasiHttpCtxView<'_> {
         match &mut self.wasi {
-            Wasi::Preview2 { table, http, gate, .. } => WasiHttpCtxView { ctx: http, table, hooks: gate },
+            Wasi::Preview2(Preview2 { table, http, gate, .. }) => {
+                WasiHttpCtxView { ctx: http, table, hooks: gate }
+            }
             Wasi::Preview1(_) => unreachable!("only components are linked with this"),
         }
     }

@@ -77,10 +77,13 @@ struct Worker {
     calls: Calls,
     sources: HashMap<u32, Vec<u8>>,
     /// Calls that are about to begin; some of them were always quick.
-    admitted: Vec<(bool, Pin<Box<dyn Future<Output = ()> + Send>>)>,
+    admitted: Vec<(bool, Run)>,
     voice: Voice,
     ticker: Ticker,
 }
+
+/// A call, until it has been reported.
+type Run = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 /// Calls that go on.
 #[derive(Clone, Default)]

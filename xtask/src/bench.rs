@@ -32,10 +32,10 @@ const HELD: usize = 20;
 /// Executions, and how many of them at a time, to see how many there are in a second.
 const BURST: (usize, usize) = (400, 20);
 
-const PACKAGES: [&str; 2] = ["bubblewrap", "runc"];
+const PACKAGES: [&str; 4] = ["bubblewrap", "runc", "python3", "nodejs"];
 
 pub(crate) fn run(rounds: usize) -> Result {
-    packages::ensure(&[&PACKAGES[..], &crate::runtimes::PACKAGES].concat())?;
+    packages::ensure(&PACKAGES)?;
     heading("building");
     let built = artifacts::build(&["--release", "--package", "casemate-engine", "--bench", "execute"])?;
     let bench = built.iter().find(|artifact| artifact.name == "execute");

@@ -9,11 +9,9 @@ use crate::artifacts::{self, Artifact};
 use crate::packages;
 use crate::shell::{self, Result, heading};
 
-/// What fetches and builds the runtimes.
-pub(crate) const PACKAGES: [&str; 4] = ["python3", "python3-pip", "nodejs", "npm"];
-
-/// Where tests look for them (`crates/testkit/src/runtimes.rs`).
-pub(crate) const VARIABLE: &str = "CASEMATE_TEST_RUNTIMES";
+/// What fetches the runtimes' packages. Asked for by program: a Node from elsewhere brings npm with it.
+const FETCHERS: [(&str, &[&str]); 2] =
+    [("python3-pip", &["python3", "-m", "pip", "--version"]), ("npm", &["npm", "--version"])];
 
 /// Without a network: a directory with the files that `runtimes/pins.sha256` lists.
 const DOWNLOADS: &str = "CASEMATE_TEST_DOWNLOADS";
@@ -23,7 +21,7 @@ const PARTS: [&str; 2] = ["wasm", "keys/wasm-cache.key"];
 
 /// For tests that are started by hand.
 pub(crate) fn run() -> Result {
-    packages::ensure(&PACKAGES)?;
+    packages::ensure(&["python3", "nodejs"])?;
     let built = artifacts::build(&["--release", "--package", "casemate", "--bins"])?;
     let place = ensure(&Artifact::binary(&built, "casemate")?)?;
     println!("{}", place.display());
@@ -36,6 +34,11 @@ pub(crate) fn ensure(casemate: &Path) -> Result<PathBuf> {
     let key = key(casemate)?;
     if fs::read_to_string(place.join("key")).is_ok_and(|made| made == key) {
         return Ok(place);
+    }
+    if std::env::var_os(DOWNLOADS).is_none() {
+        let missing =
+            FETCHERS.iter().filter(|(_, words)| !shell::quietly(Command::new(words[0]).args(&words[1..])));
+        packages::ensure(&missing.map(|(package, _)| *package).collect::<Vec<_>>())?;
     }
     heading("building Python and JavaScript for WASM");
     let fresh = place.with_extension("new");

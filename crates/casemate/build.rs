@@ -14,10 +14,15 @@ fn main() {
         walk(&root, Path::new(part), &mut files);
     }
     files.sort();
+    // Relative to the crate, or another checkout that uses the same target directory would look for them in this one.
     let mut table = String::from("[\n");
     for file in files {
-        let path = root.join(&file).canonicalize().expect("just found");
-        writeln!(table, "    ({file:?}, include_bytes!({path:?}).as_slice()),").expect("in memory");
+        let path = format!("/../../runtimes/{file}");
+        writeln!(
+            table,
+            "    ({file:?}, include_bytes!(concat!(env!(\"CARGO_MANIFEST_DIR\"), {path:?})).as_slice()),"
+        )
+        .expect("in memory");
     }
     table.push_str("]\n");
     std::fs::write(out.join("runtimes.rs"), table).expect("OUT_DIR can be written to");

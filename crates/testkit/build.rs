@@ -1,5 +1,5 @@
-//! Builds what the suite sends into cells and puts around them: the hostile probe and the bait (C, static), and the
-//! launcher with the feature `weaken`, which can leave layers out for the negative controls.
+//! Builds what the suite sends into cells and puts around them: the hostile probe and the bait (C, static), the launcher with
+//! the feature `weaken`, which can leave layers out for the negative controls, and a WASM worker that was taken over.
 
 use std::env;
 use std::path::{Path, PathBuf};
@@ -7,6 +7,7 @@ use std::process::Command;
 
 const PROBE: [&str; 6] = ["main.c", "files.c", "kernel.c", "proc.c", "ipc.c", "resources.c"];
 const AGENT: &str = "casemate-launcher";
+const HOSTILE_WORKER: &str = "casemate-hostile-worker";
 
 fn main() {
     let manifest = PathBuf::from(env::var_os("CARGO_MANIFEST_DIR").expect("set by cargo"));
@@ -16,6 +17,7 @@ fn main() {
     for input in [
         "probes",
         "bait.c",
+        "hostile-worker",
         "../launcher",
         "../guest",
         "../wire",
@@ -28,8 +30,12 @@ fn main() {
     }
     compile(&PROBE.map(|name| manifest.join("probes").join(name)), &out.join("probe"));
     compile(&[manifest.join("bait.c")], &out.join("bait"));
-    let built = build_weak_launcher(workspace, &out);
-    std::fs::copy(built.join(AGENT), out.join("weak-launcher")).expect("cargo has just built it");
+    for (package, features, name) in
+        [(AGENT, &["--features", "weaken"][..], "weak-launcher"), (HOSTILE_WORKER, &[], "hostile-worker")]
+    {
+        let built = build_agent(workspace, &out, package, features);
+        std::fs::copy(built.join(package), out.join(name)).expect("cargo has just built it");
+    }
 }
 
 /// Static, because a cell may hold nothing but the program.
@@ -41,7 +47,7 @@ fn compile(sources: &[PathBuf], program: &Path) {
 }
 
 /// Returns the directory with the binary. Its own cargo and target directory, as in `crates/engine/build.rs`.
-fn build_weak_launcher(workspace: &Path, out: &Path) -> PathBuf {
+fn build_agent(workspace: &Path, out: &Path, package: &str, features: &[&str]) -> PathBuf {
     let target = env::var("TARGET").expect("set by cargo");
     let target_dir = out.ancestors().nth(4).expect("cargo's layout").join("agents-weak");
     let mut cargo = Command::new(env::var_os("CARGO").expect("set by cargo"));
@@ -49,11 +55,12 @@ fn build_weak_launcher(workspace: &Path, out: &Path) -> PathBuf {
         .current_dir(workspace)
         .args(["build", "--locked", "--profile", "agent", "--target", &target, "--target-dir"])
         .arg(&target_dir)
-        .args(["--package", AGENT, "--features", "weaken"])
+        .args(["--package", package])
+        .args(features)
         .env_remove("CARGO_ENCODED_RUSTFLAGS")
         .env_remove("RUSTC_WORKSPACE_WRAPPER")
         .env("RUSTFLAGS", "-C target-feature=+crt-static");
     let status = cargo.status().expect("cargo can be started");
-    assert!(status.success(), "building the weakened launcher failed; the messages above say why");
+    assert!(status.success(), "building {package} failed; the messages above say why");
     target_dir.join(target).join("agent")
 }

@@ -13,7 +13,7 @@ import { prepare } from "./source.js";
 import { err, out, readAllInput, readInput } from "./stdio.js";
 import { URL, URLSearchParams } from "./url.js";
 
-const HINT = (what) => `hint: ${what} exist in WASM JavaScript; run this on a native stack, e.g. --on gvisor or --on container\n`;
+const HINT = (what) => `hint: ${what} exist in WASM JavaScript; run this on a native stack, such as --on container\n`;
 const ASYNC_OPEN = "(async () => {";
 const MODULE_LINES = 100000; // how far apart in line numbers the required files are kept; see `locateLine`
 

@@ -29,7 +29,7 @@ _MISSING_USES = (
     (AttributeError, "module 'os' has no attribute 'WNOHANG'", "processes do not"),  # multiprocessing, on its way to fork
     (OSError, "[Errno -4] Non-recoverable error", "the network does not"),  # every name look-up
 )
-_HINT = "hint: {} exist in WASM Python; run this on a native stack, e.g. --on gvisor or --on container\n"
+_HINT = "hint: {} exist in WASM Python; run this on a native stack, such as --on container\n"
 
 _exit_with_code = None
 _idle_exitfuncs = 0

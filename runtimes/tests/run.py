@@ -12,8 +12,8 @@ from pathlib import Path
 
 HOST, PYTHON, JAVASCRIPT = sys.argv[1:4]
 ONLY = sys.argv[4] if len(sys.argv) > 4 else ""
-PY_HINT = "hint: the module {} does not exist in WASM Python; run this on a native stack, e.g. --on gvisor or --on container\n"
-JS_HINT = "hint: the module {} does not exist in WASM JavaScript; run this on a native stack, e.g. --on gvisor or --on container\n"
+PY_HINT = "hint: the module {} does not exist in WASM Python; run this on a native stack, such as --on container\n"
+JS_HINT = "hint: the module {} does not exist in WASM JavaScript; run this on a native stack, such as --on container\n"
 
 failed = 0
 count = 0

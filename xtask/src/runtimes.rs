@@ -1,4 +1,5 @@
-//! Python and JavaScript for the WASM wall, as `casemate setup wasm` makes them: once, for all homes of all tests.
+//! Python and JavaScript for the WASM wall, as `casemate setup wasm` makes them: once, for all homes of all tests. With them goes
+//! componentize-py, which makes a tool of Python code.
 
 use std::fs;
 use std::hash::{DefaultHasher, Hasher};
@@ -13,11 +14,15 @@ use crate::shell::{self, Result, heading};
 const FETCHERS: [(&str, &[&str]); 2] =
     [("python3-pip", &["python3", "-m", "pip", "--version"]), ("npm", &["npm", "--version"])];
 
+/// Where tests look for them (`crates/testkit/src/runtimes.rs`).
+pub(crate) const VARIABLE: &str = "CASEMATE_TEST_RUNTIMES";
+
 /// Without a network: a directory with the files that `runtimes/pins.sha256` lists.
 const DOWNLOADS: &str = "CASEMATE_TEST_DOWNLOADS";
 
-/// What a home takes over from the one in which they were made.
-const PARTS: [&str; 2] = ["wasm", "keys/wasm-cache.key"];
+/// What a home takes over from the one in which they were made, and what is for tests.
+const COMPONENTIZE: &str = "componentize-py";
+const PARTS: [&str; 3] = ["wasm", "keys/wasm-cache.key", COMPONENTIZE];
 
 /// For tests that are started by hand.
 pub(crate) fn run() -> Result {
@@ -51,6 +56,25 @@ pub(crate) fn ensure(casemate: &Path) -> Result<PathBuf> {
         setup.arg("--from").arg(downloads);
     }
     shell::run(&mut setup)?;
+    let mut pip = Command::new("python3");
+    pip.args([
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--disable-pip-version-check",
+        "--no-deps",
+        "--only-binary",
+        ":all:",
+    ])
+    .args(["--root-user-action", "ignore", "--require-hashes", "--target"])
+    .arg(fresh.join(COMPONENTIZE))
+    .arg("-r")
+    .arg(shell::root().join("runtimes/python/requirements.txt"));
+    if let Some(downloads) = std::env::var_os(DOWNLOADS) {
+        pip.args(["--no-index", "--find-links"]).arg(downloads);
+    }
+    shell::run(&mut pip)?;
     // Last, and by a rename: what is there is whole.
     let made = fs::write(fresh.join("key"), key).and_then(|()| fs::rename(&fresh, &place));
     made.map_err(|error| format!("cannot keep {}: {error}", place.display()))?;
@@ -70,8 +94,8 @@ pub(crate) fn copy(from: &Path, into: &Path) -> Result {
 fn key(casemate: &Path) -> Result<String> {
     let profile = casemate.parent().ok_or("a binary lies in a directory")?;
     let agents = profile.with_file_name("agents-wasm");
-    let mut files = Vec::new();
-    walk(&shell::root().join("runtimes"), &mut files)?;
+    let (root, mut files) = (shell::root(), Vec::new());
+    walk(&root.join("runtimes"), &mut files)?;
     for target in fs::read_dir(&agents).map_err(|error| format!("{}: {error}", agents.display()))?.flatten() {
         let program = target.path().join("worker/casemate-wasm-compile");
         files.extend(program.exists().then_some(program));
@@ -80,7 +104,9 @@ fn key(casemate: &Path) -> Result<String> {
     let mut hasher = DefaultHasher::new();
     for file in files {
         let bytes = fs::read(&file).map_err(|error| format!("cannot read {}: {error}", file.display()))?;
-        hasher.write(file.as_os_str().as_encoded_bytes());
+        // Another checkout makes the same of the same files.
+        let name = file.strip_prefix(&root).or(file.strip_prefix(&agents)).unwrap_or(&file);
+        hasher.write(name.as_os_str().as_encoded_bytes());
         hasher.write(&bytes);
     }
     Ok(format!("{:016x}", hasher.finish()))

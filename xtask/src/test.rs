@@ -21,8 +21,8 @@ use report::Report;
 use suites::{Built, Suite};
 use user::TestUser;
 
-/// Interpreters that run in cells, what the suites start on the host, and the compiler of libFuzzer.
-const PACKAGES: [&str; 6] = ["python3", "nodejs", "strace", "util-linux", "passwd", "g++"];
+/// Interpreters that run in cells, what the suites start on the host, and the compilers of the examples and of libFuzzer.
+const PACKAGES: [&str; 8] = ["python3", "nodejs", "strace", "util-linux", "passwd", "clang", "lld", "g++"];
 
 /// No suite takes nearly as long.
 const SUITE_LIMIT: Duration = Duration::from_secs(15 * 60);
@@ -60,7 +60,7 @@ pub(crate) fn run() -> Result {
     };
     first_command("root", as_root, &mut report);
 
-    let user = TestUser::new(&place);
+    let user = TestUser::new(&place, &built.runtimes);
     match &user {
         Ok(user) => {
             unprivileged(&built, user, &mut report);

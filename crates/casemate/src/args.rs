@@ -135,7 +135,7 @@ pub(crate) struct RunArgs {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Walls")]
 pub(crate) struct WallArgs {
-    /// Exactly this stack of walls, outermost first, e.g. container or microvm+container
+    /// Exactly this stack of walls, outermost first, e.g. container or container+wasm
     #[arg(long, value_name = "STACK", conflicts_with = "at_least")]
     pub(crate) on: Option<String>,
 

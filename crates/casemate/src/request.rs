@@ -129,9 +129,11 @@ fn read_bounded(path: &Path, most: usize) -> Result<Vec<u8>, Refusal> {
     let unreadable = |error: std::io::Error| {
         let hint = match error.kind() {
             ErrorKind::NotFound => {
-                format!("FILE is a source file; to run a command write: casemate run -- {shown}")
+                format!(
+                    "FILE is a source file or a WASM component; to run a command write: casemate run -- {shown}"
+                )
             }
-            _ => "FILE is a source file that you can read".to_owned(),
+            _ => "FILE is a source file or a WASM component that you can read".to_owned(),
         };
         Refusal::new(format!("cannot read {shown}: {}", os_words(error)), hint)
     };

@@ -133,13 +133,15 @@ fn pins() -> impl Iterator<Item = (&'static str, &'static str)> {
 }
 
 fn copy_pinned(from: &Path, into: &Path) -> Result<(), Failure> {
+    let names: Vec<&str> = pins().map(|(name, _)| name).collect();
+    let hint = format!("--from takes a directory with {}", names.join(", "));
+    if !from.is_dir() {
+        return Err(Failure::new(format!("{} is not a directory", from.display()), hint));
+    }
     for (name, _) in pins() {
         let source = from.join(name);
         fs::copy(&source, into.join(name)).map_err(|error| {
-            Failure::new(
-                format!("cannot copy {}: {}", source.display(), os_words(error)),
-                "--from takes a directory with every file that runtimes/pins.sha256 lists",
-            )
+            Failure::new(format!("cannot copy {}: {}", source.display(), os_words(error)), hint.clone())
         })?;
     }
     Ok(())
@@ -220,6 +222,7 @@ async fn install(engine: &mut Engine, place: &Place) -> Result<(), Failure> {
             .install_runtime(language, &component, |words| step.say(format!("{language}: {words}")))
             .await?;
     }
+    eprintln!("ready: casemate run --on container+wasm --lang python|javascript");
     Ok(())
 }
 

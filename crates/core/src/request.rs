@@ -280,6 +280,7 @@ impl Request {
         check::egress(&draft.egress)?;
         check::secrets(&draft.secrets)?;
         check::capabilities(&draft.workload, &draft.capabilities)?;
+        check::determinism(draft.deterministic, &draft.files_in, &draft.files_out)?;
         for (kind, value) in draft.limits.iter() {
             kind.check(value)?;
         }

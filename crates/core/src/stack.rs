@@ -107,6 +107,10 @@ impl Stack {
         self.0[0]
     }
 
+    pub fn innermost(&self) -> Wall {
+        self.0[self.0.len() - 1]
+    }
+
     pub fn contains(&self, wall: Wall) -> bool {
         self.0.contains(&wall)
     }

@@ -198,9 +198,11 @@ fn any_clauses() -> impl Strategy<Value = Clauses> {
                 needs,
                 images,
             )| {
+                let missing = Language::ALL.into_iter().filter(|language| !languages.contains(language));
                 Clauses {
                     commands,
                     components,
+                    languages_to_set_up: missing.take(1).collect(),
                     languages,
                     needs,
                     images,

@@ -4,7 +4,7 @@
 //! ```text
 //! run                 one execution of /bin/true     MICROS phase:NAME=MICROS… step:NAME=MICROS…
 //! burst COUNT WIDTH   COUNT of them, WIDTH at a time  MICROS
-//! call                one call of a WASM tool         likewise
+//! call COUNT          COUNT calls of a WASM tool      likewise, a line for each, when all are over
 //! code LANGUAGE       one program in WASM             likewise
 //! calls COUNT WIDTH   COUNT of them, WIDTH at a time  MICROS
 //! hold-code COUNT     COUNT programs in WASM that stay held
@@ -48,7 +48,7 @@ async fn main() {
         let answer = match line.split_whitespace().collect::<Vec<_>>().as_slice() {
             ["run"] => bench.run().await,
             ["burst", count, width] => bench.burst(count.parse().unwrap(), width.parse().unwrap()).await,
-            ["call"] => bench.call_once().await,
+            ["call", count] => bench.call_in_a_row(count.parse().unwrap()).await,
             ["code", language] => answer(bench.code(language.parse().unwrap()).await),
             ["calls", count, width] => bench.calls(count.parse().unwrap(), width.parse().unwrap()).await,
             ["hold", count] => {
@@ -102,8 +102,12 @@ impl Bench {
         answer(self.execute().await)
     }
 
-    async fn call_once(&self) -> String {
-        answer(self.call().await)
+    async fn call_in_a_row(&self, count: usize) -> String {
+        let mut answers = Vec::new();
+        for _ in 0..count {
+            answers.push(answer(self.call().await));
+        }
+        answers.join("\n")
     }
 
     async fn calls(self: &Arc<Self>, count: usize, width: usize) -> String {

@@ -10,6 +10,7 @@ use crate::sys;
 #[derive(Clone)]
 pub struct Agents {
     launcher: Cow<'static, [u8]>,
+    worker: Cow<'static, [u8]>,
 }
 
 const LAUNCHER: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/casemate-launcher"));
@@ -24,13 +25,19 @@ pub(crate) const COMPILER_DIGEST: &[u8; 32] =
 impl Agents {
     /// Those built together with this engine.
     pub fn embedded() -> Agents {
-        Agents { launcher: Cow::Borrowed(LAUNCHER) }
+        Agents { launcher: Cow::Borrowed(LAUNCHER), worker: Cow::Borrowed(WORKER) }
     }
 
     /// A launcher that leaves a layer out on purpose, to show that a probe notices. It records the postures of its cells,
     /// but does not hold them against what they lack. No interface of the `casemate` binary leads here.
     pub fn for_negative_controls(launcher: Vec<u8>) -> Agents {
-        Agents { launcher: Cow::Owned(launcher) }
+        Agents { launcher: Cow::Owned(launcher), ..Agents::embedded() }
+    }
+
+    /// A WASM worker that was taken over: this program runs in its place, behind the walls that a worker has. No interface of
+    /// the `casemate` binary leads here.
+    pub fn for_hostile_worker(worker: Vec<u8>) -> Agents {
+        Agents { worker: Cow::Owned(worker), ..Agents::embedded() }
     }
 
     pub(crate) fn launcher(&self) -> io::Result<OwnedFd> {
@@ -38,7 +45,7 @@ impl Agents {
     }
 
     pub(crate) fn worker(&self) -> io::Result<OwnedFd> {
-        sys::sealed_program("casemate-wasm", WORKER)
+        sys::sealed_program("casemate-wasm", &self.worker)
     }
 
     pub(crate) fn compiler(&self) -> io::Result<OwnedFd> {

@@ -269,6 +269,14 @@ impl Engine {
             ("seccomp".into(), if hello.seccomp { "yes" } else { "no" }.into()),
             ("cgroups".into(), format!("{} ({})", cgroups.layout, usable.join(", "))),
         ];
+        let languages: Vec<&str> = self.wasm.languages().iter().map(|language| language.as_str()).collect();
+        facts.push((
+            "in wasm".into(),
+            match languages[..] {
+                [] => "components only; `casemate setup wasm` adds python and javascript".into(),
+                _ => format!("components, {}", languages.join(", ")),
+            },
+        ));
         if let Some(missing) = &cgroups.missing {
             facts.push(("cgroups missing".into(), missing.clone()));
         }

@@ -48,6 +48,7 @@ fn promised(stack: &Stack) -> Clauses {
             .into_iter()
             .filter(|language| !wasm || *language != Language::Shell)
             .collect(),
+        languages_to_set_up: BTreeSet::new(),
         needs: needs.iter().copied().filter(|_| !wasm).collect(),
         images: BTreeSet::from([ImageKind::Host, ImageKind::Directory]),
         cwd: Support::Yes,
@@ -131,9 +132,11 @@ fn process(profile: Profile, hello: &Hello) -> Profile {
 /// With a worker inside, the outer wall runs nothing else, and whatever it enforces still holds. The worker bounds what a
 /// cgroup would have to bound otherwise, and a component cannot start processes at all.
 fn wasm(outer: Profile, languages: &[Language]) -> Profile {
+    let missing = crate::walls::wasm::LANGUAGES.into_iter().filter(|language| !languages.contains(language));
     let clauses = Clauses {
         components: Support::Yes,
         languages: languages.iter().copied().collect(),
+        languages_to_set_up: missing.collect(),
         images: BTreeSet::from([ImageKind::Host]),
         files_in: Support::Yes,
         files_out: Support::Yes,

@@ -151,6 +151,9 @@ impl<'a> Watch<'a> {
             // A stream that the payload closed; its end is told by the exit.
             Event::End { stream: STDOUT | STDERR } => {}
             Event::Message(ToHost::OutputCut { exec: EXEC }) => self.cut = true,
+            Event::Message(ToHost::HandlesSpent { exec: EXEC }) => {
+                self.peaks.open_files = self.limit(LimitKind::OpenFiles);
+            }
             Event::Message(ToHost::Exited { exec: EXEC, status, usage, discarded }) => {
                 return Ok(Some(Ended::ByItself(status, usage, discarded)));
             }
@@ -341,7 +344,12 @@ impl<'a> Watch<'a> {
                         Err(_) => break,
                     },
                     Event::Message(ToHost::OutputCut { .. }) => self.cut = true,
-                    Event::Message(ToHost::Exited { .. }) | Event::Closed => break,
+                    Event::Message(ToHost::Exited { usage, .. }) => {
+                        self.ran.usage.cpu = Some(Duration::from_micros(usage.cpu_micros));
+                        self.ran.usage.memory_peak = Some(usage.max_rss_bytes);
+                        break;
+                    }
+                    Event::Closed => break,
                     _ => {}
                 }
             }

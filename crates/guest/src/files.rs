@@ -9,18 +9,14 @@ use casemate_bare::io;
 use casemate_wire::frame::{Body, MAX_PAYLOAD, OverCredit, ReceiveWindow, SendWindow};
 use casemate_wire::guest::{Entry, ToHost};
 use rustix::fd::{AsFd, OwnedFd};
-use rustix::fs::{
-    AtFlags, Dir, FileType, Mode, OFlags, ResolveFlags, fchmod, fstat, mkdirat, openat2, statat,
-};
+use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, fchmod, fstat, mkdirat, statat};
 use rustix::io::Errno;
 
+use crate::beneath::open_beneath;
 use crate::channel::Channel;
 
 /// The directories below which files may be put and got, opened before anything hostile runs.
 pub(crate) struct Roots(Vec<(String, OwnedFd)>);
-
-const RESOLVE: ResolveFlags =
-    ResolveFlags::BENEATH.union(ResolveFlags::NO_MAGICLINKS).union(ResolveFlags::NO_SYMLINKS);
 
 impl Roots {
     pub(crate) fn open(paths: &[String]) -> io::Result<Roots> {
@@ -62,13 +58,8 @@ impl Put {
                     return Ok(None);
                 }
                 let (parent, name) = rest.rsplit_once('/').unwrap_or((".", rest));
-                let parent = openat2(
-                    root,
-                    parent,
-                    OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC,
-                    Mode::empty(),
-                    RESOLVE,
-                )?;
+                let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+                let parent = open_beneath(root, parent, flags, Mode::empty())?;
                 match mkdirat(&parent, name, Mode::from_raw_mode(mode & 0o777 | 0o700)) {
                     Ok(()) => Ok(None),
                     Err(Errno::EXIST)
@@ -84,7 +75,7 @@ impl Put {
             Entry::File { mode, size } => {
                 let flags =
                     OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC | OFlags::CLOEXEC | OFlags::NONBLOCK;
-                let file = openat2(root, rest, flags, Mode::from_raw_mode(0o600), RESOLVE)?;
+                let file = open_beneath(root, rest, flags, Mode::from_raw_mode(0o600))?;
                 if FileType::from_raw_mode(fstat(&file)?.st_mode) != FileType::RegularFile {
                     return Err(io::Error::from_raw_os_error(libc::EINVAL));
                 }
@@ -148,7 +139,7 @@ impl Get {
             current: None,
             directories: Vec::new(),
         };
-        let file = openat2(root, rest, OPEN, Mode::empty(), RESOLVE)?;
+        let file = open_beneath(root, rest, OPEN, Mode::empty())?;
         match get.offer(file, String::new(), channel)? {
             Offer::Taken => Ok(get),
             Offer::NotAFile => Err(io::Error::from_raw_os_error(libc::EINVAL)),
@@ -198,7 +189,7 @@ impl Get {
             return Ok(false);
         };
         let path = format!("{path}{name}");
-        let opened = openat2(dir.fd()?, name, OPEN, Mode::empty(), RESOLVE).map_err(io::Error::from);
+        let opened = open_beneath(dir.fd()?, name, OPEN, Mode::empty());
         match opened.and_then(|file| self.offer(file, path.clone(), channel)) {
             Ok(Offer::Taken) => {}
             Ok(Offer::NotAFile) => skip(self.id, path, "neither a file nor a directory", channel),

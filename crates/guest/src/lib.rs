@@ -13,6 +13,7 @@ extern crate alloc;
 #[cfg(any(feature = "weaken", test))]
 extern crate std;
 
+mod beneath;
 mod channel;
 mod confine;
 mod files;

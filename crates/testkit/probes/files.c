@@ -216,7 +216,7 @@ static void overwrite_one(pid_t pid) {
         int seen = fd >= 0 ? fd : open(path, O_RDONLY | O_CLOEXEC);
         int seals = seen >= 0 ? fcntl(seen, F_GET_SEALS) : -1;
         if (seen >= 0) close(seen);
-        if (seals >= 0 && seals & F_SEAL_WRITE) {
+        if (seals >= 0 && seals & (F_SEAL_WRITE | F_SEAL_FUTURE_WRITE)) {
             held("%s: it is a memfd sealed against writing", what);
             return;
         }

@@ -10,16 +10,22 @@ use std::time::{Duration, Instant};
 use casemate_core::limits::LimitKind;
 use casemate_core::outcome::{LimitHit, Outcome, Refusal, Status};
 use casemate_core::request::{
-    CodeSource, ImageRef, Invalid, Isolation, Language, Need, Request, RequestDraft, Risk, Stdin, Workload,
+    Capability, CodeSource, Component, ImageRef, Invalid, Isolation, Language, Need, Request, RequestDraft,
+    Risk, Stdin, Workload,
 };
 use casemate_core::stack::{Stack, Wall};
 use casemate_engine::recorder::Receipt;
 use casemate_engine::{Chunk, Engine, Entry, Executed, Input, Io, Outbox, Stream};
 use tokio::sync::{mpsc, watch};
 
+use crate::wasm;
+
 /// A cell on `stack`, to be described and run. The default runs nothing useful and is granted nothing.
 pub fn cell<'e>(engine: &'e Engine, stack: &Stack) -> CellBuilder<'e> {
-    let mut draft = RequestDraft::new(Workload::Command { argv: vec!["true".into()] });
+    let mut draft = RequestDraft::new(match stack.contains(Wall::Wasm) {
+        true => Workload::Component { component: wasm::nothing(), args: Vec::new() },
+        false => Workload::Command { argv: vec!["true".into()] },
+    });
     draft.isolation = Isolation::Exactly(stack.clone());
     if stack.outermost() == Wall::Process {
         draft.risk = Risk::Low;
@@ -93,6 +99,28 @@ impl<'e> CellBuilder<'e> {
     pub fn code(mut self, language: Language, source: CodeSource, args: &[&str]) -> Self {
         let args = args.iter().map(ToString::to_string).collect();
         self.draft.workload = Workload::Code { language, source, args };
+        self
+    }
+
+    /// A program that every stack can run.
+    pub fn python(self, code: &str, args: &[&str]) -> Self {
+        self.code(Language::Python, CodeSource::Inline(code.to_owned()), args)
+    }
+
+    /// A WASM component, or a module for WASI preview 1.
+    pub fn component(mut self, component: &Component, args: &[&str]) -> Self {
+        let args = args.iter().map(ToString::to_string).collect();
+        self.draft.workload = Workload::Component { component: component.clone(), args };
+        self
+    }
+
+    pub fn grant(mut self, capability: Capability) -> Self {
+        self.draft.capabilities.push(capability);
+        self
+    }
+
+    pub fn deterministic(mut self) -> Self {
+        self.draft.deterministic = true;
         self
     }
 

@@ -19,20 +19,24 @@ mod bait;
 mod cell;
 mod remains;
 mod rig;
+pub mod runtimes;
+pub mod wasm;
 
 pub use bait::{Bait, Marked};
 pub use cell::{CellBuilder, Fetched, FetchedEntry, Ran, cell};
 pub use remains::Traces;
-pub use rig::{Layer, Rig, is_root};
+pub use rig::{Layer, Rig, is_root, on_wasm_stacks};
 
 pub use casemate_core::limits::LimitKind;
 pub use casemate_core::outcome::{Cause, Status};
-pub use casemate_core::request::{CodeSource, Language, Need, Request, Risk, Stdin};
+pub use casemate_core::request::{Capability, CodeSource, Language, Need, Request, Risk, Stdin};
 pub use casemate_core::stack::{Stack, Wall};
 pub use casemate_engine::io::{Chunk, Entry, Stream};
 
 /// The hostile probe of `probes/`: a static program, the same in every cell.
 pub static PROBE: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/probe"));
+/// Speaks the protocol of a WASM worker, and does what its calls' arguments say.
+pub static HOSTILE_WORKER: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/hostile-worker"));
 /// `bait.c`, a static program.
 pub static BAIT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/bait"));
 
@@ -41,6 +45,8 @@ pub fn can_enforce(stack: &Stack, kind: LimitKind) -> bool {
     let process = stack.outermost() == Wall::Process;
     match kind {
         LimitKind::WallTime | LimitKind::Output | LimitKind::OpenFiles => true,
+        // A worker counts what its instances take, and they cannot start processes.
+        LimitKind::Memory | LimitKind::CpuTime | LimitKind::Pids if stack.contains(Wall::Wasm) => true,
         LimitKind::Disk | LimitKind::Inodes => !process,
         // Without a cgroup, the kernel counts processes per user namespace.
         LimitKind::Pids => is_root() || !process,
@@ -51,5 +57,6 @@ pub fn can_enforce(stack: &Stack, kind: LimitKind) -> bool {
 
 /// The stacks under test.
 pub fn stacks() -> Vec<Stack> {
-    ["container", "process"].iter().map(|name| name.parse().expect("a stack")).collect()
+    let names = ["container", "process", "container+wasm", "process+wasm"];
+    names.iter().map(|name| name.parse().expect("a stack")).collect()
 }

@@ -68,6 +68,23 @@ impl Traces {
         }
     }
 
+    /// The house once two looks agree, whoever lives in it: a WASM worker stays between calls.
+    pub async fn settled(run: &str, within: Duration) -> Result<Traces, Traces> {
+        let deadline = Instant::now() + within;
+        let mut last = Traces::of(run);
+        loop {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+            let now = Traces::of(run);
+            if now == last {
+                return Ok(now);
+            }
+            if Instant::now() > deadline {
+                return Err(now);
+            }
+            last = now;
+        }
+    }
+
     /// Waits until `run` looks like this again; the last look otherwise.
     pub async fn returns_to(&self, run: &str, within: Duration) -> Result<(), Traces> {
         let deadline = Instant::now() + within;
@@ -99,16 +116,15 @@ fn processes() -> Vec<Process> {
         let of = |file: &str| format!("/proc/{pid}/{file}");
         let stat = fs::read_to_string(of("stat")).ok()?;
         let mut fields = stat.rsplit_once(')')?.1.split_whitespace();
-        // A zombie of ours is reaped in a moment; of somebody else's it says nothing.
-        let state = fields.next()?;
-        let parent = fields.next()?.parse().ok()?;
+        // The state comes first, and says nothing: a worker sleeps now and runs then.
+        let parent = fields.nth(1)?.parse().ok()?;
         let command = fs::read(of("cmdline")).unwrap_or_default();
         let link = |file: &str| fs::read_link(of(file)).map(|path| path.display().to_string());
         let cgroup = fs::read_to_string(of("cgroup")).unwrap_or_default();
         Some(Process {
             pid,
             parent,
-            command: format!("{state} {}", String::from_utf8_lossy(&command).replace('\0', " ")),
+            command: String::from_utf8_lossy(&command).replace('\0', " "),
             places: [link("exe").unwrap_or_default(), link("cwd").unwrap_or_default(), cgroup].join("\n"),
         })
     })

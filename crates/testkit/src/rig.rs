@@ -5,11 +5,14 @@ use std::ops::Deref;
 use std::path::Path;
 
 use casemate_core::policy::Policy;
+use casemate_core::stack::Stack;
 use casemate_engine::recorder::{Reader, Record};
 use casemate_engine::{Agents, Config, Engine};
+use serde_json::Value;
 use tempfile::TempDir;
 
 use crate::remains::Traces;
+use crate::{runtimes, stacks};
 
 /// A layer of isolation that the weakened agents can leave out, as they spell it.
 pub type Layer = &'static str;
@@ -18,6 +21,18 @@ pub type Layer = &'static str;
 const POLICY: &str = "[floors]\nlow = \"process\"";
 
 static WEAK_LAUNCHER: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/weak-launcher"));
+
+/// Runs a test on each stack that ends in WASM, with an engine that `open` makes.
+pub fn on_wasm_stacks<R: Future<Output = Rig>>(open: impl Fn() -> R, test: impl AsyncFn(&Rig, &Stack)) {
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
+    runtime.expect("a runtime").block_on(async {
+        for stack in stacks().into_iter().filter(|stack| stack.walls().len() == 2) {
+            let rig = open().await;
+            test(&rig, &stack).await;
+            rig.close().await;
+        }
+    });
+}
 
 /// One engine, its home, and nothing shared with any other.
 pub struct Rig {
@@ -39,8 +54,19 @@ impl Rig {
         Rig::with(Agents::for_negative_controls(weak)).await
     }
 
+    /// An engine whose WASM workers were taken over: they run this program, [`HOSTILE_WORKER`](crate::HOSTILE_WORKER) for example.
+    pub async fn with_worker(program: &[u8]) -> Rig {
+        Rig::with(Agents::for_hostile_worker(program.to_vec())).await
+    }
+
+    /// The record of the shared worker that an execution was in; null if it had one to itself.
+    pub fn worker_of(&self, execution: &str) -> Value {
+        self.records(execution).last().expect("a record").entry.body["observed"]["worker"].clone()
+    }
+
     async fn with(agents: Agents) -> Rig {
         let home = TempDir::with_prefix("casemate-suite-home-").expect("a temporary home");
+        runtimes::give_to(home.path());
         let policy = Policy::parse(POLICY).expect("the suite's policy");
         let config = Config { agents, ..Config::new(home.path(), policy) };
         let engine = match Engine::open(config).await {

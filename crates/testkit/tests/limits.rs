@@ -10,14 +10,37 @@ use serde_json::{Value, json};
 const MIB: u64 = 1 << 20;
 const PROMISED: Duration = Duration::from_secs(1);
 
-/// Runs the words behind both walls that there are; `check` sees how each ended, and afterwards nothing is left. A limit
-/// that a wall cannot enforce for this user must be refused.
+/// Runs the words behind both native walls; `check` sees how each ended, and afterwards nothing is left. A limit that a
+/// wall cannot enforce for this user must be refused.
 fn behind_each_wall(words: &[&str], check: impl Fn(&str, Done, Value)) {
     let home = Home::new();
-    let process = home.on_process();
-    let process: Vec<&str> = process.iter().map(String::as_str).collect();
-    for (wall, flags) in [("container", &["--on", "container"][..]), ("process", &process[..])] {
-        let (done, json) = home.run_json(&[flags, words].concat());
+    let process = home.on_process().to_vec();
+    behind(
+        &home,
+        &[("container", vec!["--on".into(), "container".into()]), ("process", process)],
+        words,
+        check,
+    );
+}
+
+/// The same for Python, which the stacks that end in WASM run as well.
+fn in_python(words: &[&str], check: impl Fn(&str, Done, Value)) {
+    let home = Home::with_languages();
+    let process = home.on_process().to_vec();
+    let [container_wasm, process_wasm] = home.on_wasm();
+    let walls = [
+        ("container", vec!["--on".into(), "container".into()]),
+        ("process", process),
+        ("container+wasm", container_wasm),
+        ("process+wasm", process_wasm),
+    ];
+    behind(&home, &walls, words, check);
+}
+
+fn behind(home: &Home, walls: &[(&str, Vec<String>)], words: &[&str], check: impl Fn(&str, Done, Value)) {
+    for (wall, flags) in walls {
+        let flags: Vec<&str> = flags.iter().map(String::as_str).collect();
+        let (done, json) = home.run_json(&[&flags[..], words].concat());
         home.nothing_left();
         if words.iter().any(|word| !is_enforced(wall, word)) {
             assert_eq!(
@@ -28,17 +51,24 @@ fn behind_each_wall(words: &[&str], check: impl Fn(&str, Done, Value)) {
             assert!(json["status"]["hint"].as_str().expect("a hint").contains("root"), "{wall}: {json}");
             continue;
         }
-        assert_eq!(json["stack"], json!([wall]));
+        assert_eq!(json["stack"], json!(wall.split('+').collect::<Vec<_>>()));
         check(wall, done, json);
     }
-    assert_eq!(home.verify()["executions"], 2);
+    assert_eq!(home.verify()["open"], json!([]));
+    let asked = home
+        .records()
+        .iter()
+        .filter(|record| record["event"] != "closed" && record["body"]["worker"].is_null())
+        .count();
+    assert_eq!(asked, walls.len(), "one execution each");
 }
 
 /// Whether the limit with this flag can be enforced for whoever runs these tests.
 fn is_enforced(wall: &str, flag: &str) -> bool {
     match flag {
+        "--memory" | "--cpu-time" if wall.ends_with("wasm") => true,
         "--memory" | "--cpu-time" | "--cpus" => is_root(),
-        "--pids" => is_root() || wall == "container",
+        "--pids" => is_root() || wall != "process",
         _ => true,
     }
 }
@@ -71,7 +101,7 @@ fn in_time(wall: &str, done: &Done, limit: Duration) {
 #[test]
 fn a_memory_bomb_is_killed_for_its_memory() {
     let bomb = "x = []\nwhile True: x.append(bytearray(1 << 20))";
-    behind_each_wall(&["--memory", "32M", "-c", bomb], |wall, done, json| {
+    in_python(&["--memory", "32M", "-c", bomb], |wall, done, json| {
         let peak = killed(wall, &done, &json, "memory", 32 * MIB);
         assert!((31 * MIB..=32 * MIB).contains(&peak), "{wall}: {peak}");
         in_time(wall, &done, Duration::from_secs(1));
@@ -121,14 +151,11 @@ time.sleep(0.3)";
 
 #[test]
 fn a_spin_is_killed_for_its_cpu_time() {
-    behind_each_wall(
-        &["--cpu-time", "200ms", "--", "sh", "-c", "while :; do :; done"],
-        |wall, done, json| {
-            let peak = killed(wall, &done, &json, "cpu-time", 200);
-            assert!((200..700).contains(&peak), "{wall}: {peak}");
-            in_time(wall, &done, Duration::from_millis(200));
-        },
-    );
+    in_python(&["--cpu-time", "200ms", "-c", "while True: pass"], |wall, done, json| {
+        let peak = killed(wall, &done, &json, "cpu-time", 200);
+        assert!((200..700).contains(&peak), "{wall}: {peak}");
+        in_time(wall, &done, Duration::from_millis(200));
+    });
 }
 
 #[test]
@@ -142,7 +169,7 @@ fn the_cpu_time_of_many_short_processes_adds_up() {
 
 #[test]
 fn a_sleep_past_the_timeout_ends_with_the_timeout() {
-    behind_each_wall(&["--timeout", "300ms", "--", "sleep", "30"], |wall, done, json| {
+    in_python(&["--timeout", "300ms", "-c", "import time; time.sleep(30)"], |wall, done, json| {
         let peak = killed(wall, &done, &json, "wall-time", 300);
         assert!((300..1300).contains(&peak), "{wall}: {peak}");
         in_time(wall, &done, Duration::from_millis(300));
@@ -195,8 +222,8 @@ fn too_many_files_fail_to_be_made_and_are_reported() {
 
 #[test]
 fn a_flood_of_output_is_cut_at_the_limit() {
-    let flood = "head -c 8M /dev/zero | tr '\\0' x";
-    behind_each_wall(&["--max-output", "64K", "--", "sh", "-c", flood], |wall, done, json| {
+    let flood = "print(end='x' * (8 << 20))";
+    in_python(&["--max-output", "64K", "-c", flood], |wall, done, json| {
         assert_eq!(json["status"], json!({"kind": "exited", "code": 0}), "{wall}");
         assert_eq!(json["stdout"].as_str().unwrap(), "x".repeat(64 << 10), "{wall}");
         assert_eq!(json["stdout_truncated"], true, "{wall}");
@@ -207,8 +234,8 @@ fn a_flood_of_output_is_cut_at_the_limit() {
 
 #[test]
 fn an_endless_flood_ends_with_the_timeout() {
-    let words = ["--max-output", "64K", "--timeout", "300ms", "--", "yes"];
-    behind_each_wall(&words, |wall, done, json| {
+    let words = ["--max-output", "64K", "--timeout", "300ms", "-c", "while True: print('y' * 999)"];
+    in_python(&words, |wall, done, json| {
         killed(wall, &done, &json, "wall-time", 300);
         assert_eq!(json["stdout"].as_str().unwrap().len(), 64 << 10, "{wall}");
         assert_eq!(json["stdout_truncated"], true, "{wall}");

@@ -11,6 +11,7 @@ use std::process::ExitCode;
 
 use casemate_wire::worker::Mode;
 use rustix::process::{Resource, Rlimit, setrlimit};
+use wasmparser::{KnownCustom, Name, Parser, Payload};
 use wasmtime::Engine;
 
 /// The module is at fault. Anything else that goes wrong is ours.
@@ -54,6 +55,11 @@ fn compile() -> Result<(), Failure> {
     };
     let mut module = Vec::new();
     io::stdin().lock().read_to_end(&mut module).map_err(Failure::Io)?;
+    if let Some(name) = absurd_name(&module) {
+        return Err(Failure::Module(wasmtime::format_err!(
+            "it gives something a name of {name} bytes, and {MAX_NAME} is the most"
+        )));
+    }
     let engine = engine(mode).map_err(|error| Failure::Io(io::Error::other(format!("{error:#}"))))?;
     let compiled = match module.get(..8) {
         Some([0, b'a', b's', b'm', 1, 0, 0, 0]) => engine.precompile_module(&module),
@@ -62,6 +68,31 @@ fn compile() -> Result<(), Failure> {
     };
     let compiled = compiled.map_err(Failure::Module)?;
     io::stdout().lock().write_all(&compiled).map_err(Failure::Io)
+}
+
+/// The longest name in a `name` section. They are repeated for each frame of a backtrace.
+const MAX_NAME: usize = 16 << 10;
+
+/// The length of a name that is too long for that. Sections that make no sense are not looked at by anybody.
+fn absurd_name(module: &[u8]) -> Option<usize> {
+    let names = Parser::new(0).parse_all(module).map_while(Result::ok).filter_map(|payload| match payload {
+        Payload::CustomSection(section) => Some(section),
+        _ => None,
+    });
+    names
+        .filter_map(|section| match section.as_known() {
+            KnownCustom::Name(names) => names.map_while(Result::ok).filter_map(longest).max(),
+            _ => None,
+        })
+        .find(|length| *length > MAX_NAME)
+}
+
+fn longest(names: Name<'_>) -> Option<usize> {
+    match names {
+        Name::Module { name, .. } => Some(name.len()),
+        Name::Function(names) => names.into_iter().map_while(Result::ok).map(|named| named.name.len()).max(),
+        _ => None,
+    }
 }
 
 fn engine(mode: Mode) -> wasmtime::Result<Engine> {

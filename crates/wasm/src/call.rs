@@ -1,18 +1,19 @@
 //! One call: a store and an instance of its own, and nothing that outlives it.
 
+use std::fmt::Write;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use casemate_wire::guest::{ProcessUsage, ToHost, WaitStatus};
 use casemate_wire::worker::{Call, CallLimits, FUEL_PER_MICROSECOND, Files, Mode, Stop};
 use rustix::time::{ClockId, clock_gettime};
-use tokio::sync::Notify;
-use wasmtime::component::{ComponentType, Lower, ResourceTable};
-use wasmtime::{ResourceLimiter, Store, Trap};
+use tokio::sync::{Notify, Semaphore};
+use wasmtime::component::{ComponentType, Lower, ResourceTable, ResourceTableError};
+use wasmtime::{PoolConcurrencyLimitError, ResourceLimiter, Store, Trap};
 use wasmtime_wasi::p1::WasiP1Ctx;
 use wasmtime_wasi::{FsPerms, I32Exit, WasiCtx, WasiCtxBuilder, WasiCtxView, WasiView};
 use wasmtime_wasi_http::{WasiHttpCtx, WasiHttpCtxView, WasiHttpView};
@@ -20,11 +21,17 @@ use wasmtime_wasi_http::{WasiHttpCtx, WasiHttpCtxView, WasiHttpView};
 use crate::determinism;
 use crate::http::Gate;
 use crate::line::Voice;
-use crate::modules::{Entry, Loaded};
+use crate::modules::{Entry, Loaded, Short, in_short};
 use crate::streams::{Outputs, Stdin};
 
 /// A tool's input is one text, in memory.
 const MAX_TOOL_INPUT: usize = 16 << 20;
+/// Directories of a cell, with the variables by which the guest has told where they really are: without namespaces that is elsewhere.
+const PLACES: [(&str, &str); 2] = [("/work", "HOME"), ("/tmp", "TMPDIR")];
+/// What is said about a trap.
+const MAX_WORDS: usize = 16 << 10;
+/// Processor time that a deterministic call may take besides what its instructions are worth.
+const SLACK: Duration = Duration::from_secs(1);
 /// A call that is over sooner than this runs where it is read.
 const QUICK: Duration = Duration::from_micros(300);
 
@@ -60,7 +67,10 @@ struct Preview2 {
 struct Meter {
     limit: u64,
     used: u64,
-    peak: u64,
+    /// What was granted last, in case that it cannot be had after all.
+    last: u64,
+    /// Also read when the rest of this is gone.
+    peak: Arc<AtomicU64>,
     exceeded: bool,
 }
 
@@ -68,13 +78,15 @@ struct Meter {
 struct End {
     status: WaitStatus,
     memory_peak: u64,
+    /// It wanted to have more resources open than it may.
+    handles_spent: bool,
 }
 
 impl Handle {
-    pub(crate) fn new(call: &Call, voice: &Voice) -> Handle {
+    pub(crate) fn new(call: &Call, mode: Mode, voice: &Voice) -> Handle {
         Handle {
             id: call.id,
-            stdin: Stdin::new(call.stdin, voice.clone()),
+            stdin: Stdin::new(call.stdin, mode, voice.clone()),
             outputs: Outputs::new(
                 call.id,
                 [call.stdout, call.stderr],
@@ -87,42 +99,62 @@ impl Handle {
 }
 
 /// Runs a call to its end and reports it.
-pub(crate) async fn run(call: Call, source: Vec<u8>, loaded: Arc<Loaded>, handle: Handle, voice: Voice) {
+pub(crate) async fn run(
+    call: Call,
+    source: Vec<u8>,
+    loaded: Arc<Loaded>,
+    handle: Handle,
+    voice: Voice,
+    places: &Semaphore,
+) {
     let began = Instant::now();
     let exec = call.id;
     let limit = match loaded.mode {
         Mode::Ordinary => Duration::from_micros(call.limits.cpu_micros),
-        // Fuel is the limit there; this only ends what burns none.
-        Mode::Deterministic => Duration::MAX,
+        // Fuel is the limit there; this only ends what burns none, such as calls of the host.
+        Mode::Deterministic => Duration::from_micros(call.limits.cpu_micros.saturating_mul(4)) + SLACK,
     };
-    let mut used = Duration::ZERO;
+    let (mut used, peak) = (Duration::ZERO, Arc::new(AtomicU64::new(0)));
+    let stopped = |stop| End {
+        status: WaitStatus::Stopped(stop),
+        memory_peak: peak.load(Ordering::Relaxed),
+        handles_spent: false,
+    };
     let ended = {
-        let metered =
-            Metered { inner: Box::pin(invoke(call, source, &loaded, &handle)), used: &mut used, limit };
+        let invoked = async {
+            let _place = places.acquire().await;
+            let inner = Box::pin(invoke(call, source, &loaded, &handle, peak.clone()));
+            Metered { inner, used: &mut used, limit }.await
+        };
         tokio::select! {
             biased;
             () = handle.cancel.notified() => Ok(stopped(Stop::Cancelled)),
-            ended = metered => ended.unwrap_or_else(|OutOfTime| Ok(stopped(Stop::CpuTime))),
+            ended = invoked => ended.unwrap_or_else(|OutOfTime| Ok(stopped(Stop::CpuTime))),
         }
     };
     match ended {
-        Ok(End { status, memory_peak }) => {
+        Ok(End { status, memory_peak, handles_spent }) => {
+            if handles_spent {
+                voice.tell(&ToHost::HandlesSpent { exec });
+            }
             let usage = ProcessUsage { cpu_micros: used.as_micros() as u64, max_rss_bytes: memory_peak };
             voice.tell(&ToHost::Exited { exec, status, usage, discarded: handle.outputs.discarded() });
         }
-        Err(error) => voice.tell(&ToHost::CallFailed { call: exec, why: format!("{error:#}") }),
+        Err(error) => voice.tell(&ToHost::CallFailed { call: exec, why: in_short(&error) }),
     }
     voice.flush();
     loaded.quick.store(began.elapsed() < QUICK, Ordering::Relaxed);
 }
 
-fn stopped(stop: Stop) -> End {
-    End { status: WaitStatus::Stopped(stop), memory_peak: 0 }
-}
-
 /// Instantiates and calls. An error is one of the worker's or of the component's shape, not of what it does.
-async fn invoke(call: Call, source: Vec<u8>, loaded: &Loaded, handle: &Handle) -> wasmtime::Result<End> {
-    let mut store = Store::new(&loaded.engine, State::new(&call, loaded, handle)?);
+async fn invoke(
+    call: Call,
+    source: Vec<u8>,
+    loaded: &Loaded,
+    handle: &Handle,
+    peak: Arc<AtomicU64>,
+) -> wasmtime::Result<End> {
+    let mut store = Store::new(&loaded.engine, State::new(&call, loaded, handle, peak)?);
     store.limiter(|state| &mut state.meter);
     // Whoever runs for longer than a tick lets others have their turn, and is looked at.
     store.set_epoch_deadline(1);
@@ -132,20 +164,34 @@ async fn invoke(call: Call, source: Vec<u8>, loaded: &Loaded, handle: &Handle) -
     }
     let ended = enter(&mut store, &call, source, loaded, handle).await;
     let meter = &store.data().meter;
-    let memory_peak = meter.peak;
+    let memory_peak = meter.peak.load(Ordering::Relaxed);
+    let mut handles_spent = false;
     let status = match ended {
         _ if meter.exceeded => WaitStatus::Stopped(Stop::Memory),
         Ok(code) => WaitStatus::Exited(code),
+        // Too many calls of components that need many memories: not its fault alone.
+        Err(error) if error.is::<PoolConcurrencyLimitError>() => return Err(error),
         Err(error) => match (error.downcast_ref::<I32Exit>(), error.downcast_ref::<Trap>()) {
             (Some(I32Exit(code)), _) => WaitStatus::Exited(*code as u8),
             (None, Some(Trap::OutOfFuel)) => WaitStatus::Stopped(Stop::CpuTime),
             (None, trap) => {
-                handle.outputs.stderr().put_all(format!("wasm trap: {error:?}\n").as_bytes()).await;
+                // Names in a backtrace are the component's own, and as long as it likes.
+                let mut words = Short { text: String::from("wasm trap: "), most: MAX_WORDS };
+                let _ = write!(words, "{error:?}");
+                let mut words = words.text + "\n";
+                if let Some(ResourceTableError::Full) = error.downcast_ref() {
+                    handles_spent = true;
+                    words += &format!("note: more than {} resources open at a time\n", call.limits.handles);
+                }
+                if matches!(loaded.entry, Entry::Runtime { .. }) && trap.is_some_and(is_out_of_stack) {
+                    words += "note: most likely the program nests too deep: an interpreter in WASM has less stack than a native one\n";
+                }
+                handle.outputs.stderr().put_all(words.as_bytes()).await;
                 WaitStatus::Signaled(signal(trap))
             }
         },
     };
-    Ok(End { status, memory_peak })
+    Ok(End { status, memory_peak, handles_spent })
 }
 
 /// Calls the entry; the exit code comes back.
@@ -217,6 +263,11 @@ struct SourceFile {
     bytes: Vec<u8>,
 }
 
+/// An interpreter's own stack lies at the beginning of its memory: whoever uses it up gets beyond the memory.
+fn is_out_of_stack(trap: &Trap) -> bool {
+    matches!(trap, Trap::StackOverflow | Trap::MemoryOutOfBounds)
+}
+
 /// The signal that a native program would have got.
 fn signal(trap: Option<&Trap>) -> u8 {
     const SIGILL: u8 = 4;
@@ -232,16 +283,20 @@ fn signal(trap: Option<&Trap>) -> u8 {
 }
 
 impl State {
-    fn new(call: &Call, loaded: &Loaded, handle: &Handle) -> wasmtime::Result<State> {
+    fn new(call: &Call, loaded: &Loaded, handle: &Handle, peak: Arc<AtomicU64>) -> wasmtime::Result<State> {
         let mut builder = WasiCtxBuilder::new();
         builder.stdin(handle.stdin.clone()).stdout(handle.outputs.stdout()).stderr(handle.outputs.stderr());
         builder.envs(&call.env).allow_tcp(false).allow_udp(false).allow_ip_name_lookup(false);
         // The program's own name comes first, for those that look.
         builder.arg("program").args(&call.args);
-        if call.files == Files::OfCell {
-            for place in ["/work", "/tmp"] {
-                builder.preopened_dir(place, place, FsPerms::ReadWrite)?;
-            }
+        let (places, access) = match call.files {
+            Files::None => (&[][..], FsPerms::ReadOnly),
+            Files::Read => (&PLACES[..1], FsPerms::ReadOnly),
+            Files::ReadWrite => (&PLACES[..], FsPerms::ReadWrite),
+        };
+        for (place, variable) in places {
+            let really = std::env::var(variable).unwrap_or_else(|_| (*place).to_owned());
+            builder.preopened_dir(really, *place, access)?;
             builder.initial_cwd("/work");
         }
         if loaded.mode == Mode::Deterministic {
@@ -257,7 +312,7 @@ impl State {
                 Wasi::Preview2(Preview2 { ctx: builder.build(), table, http, gate })
             }
         };
-        Ok(State { wasi, meter: Meter { limit: memory_bytes, used: 0, peak: 0, exceeded: false } })
+        Ok(State { wasi, meter: Meter { limit: memory_bytes, used: 0, last: 0, peak, exceeded: false } })
     }
 
     /// Where the functions of preview 1 find their state.
@@ -295,22 +350,54 @@ impl Meter {
         let wanted = self.used.saturating_add(by);
         if wanted > self.limit {
             self.exceeded = true;
+            // It reached for all of it, and more.
+            self.peak.store(self.limit, Ordering::Relaxed);
             wasmtime::bail!("the memory limit is exceeded");
         }
-        self.used = wanted;
-        self.peak = self.peak.max(wanted);
+        (self.used, self.last) = (wanted, by);
+        self.peak.fetch_max(wanted, Ordering::Relaxed);
         Ok(true)
+    }
+
+    fn give_back(&mut self) {
+        self.used -= std::mem::take(&mut self.last);
     }
 }
 
 impl ResourceLimiter for Meter {
-    fn memory_growing(&mut self, current: usize, desired: usize, _: Option<usize>) -> wasmtime::Result<bool> {
-        self.grow((desired - current) as u64)
+    fn memory_growing(
+        &mut self,
+        current: usize,
+        desired: usize,
+        most: Option<usize>,
+    ) -> wasmtime::Result<bool> {
+        // Beyond what it said itself it may not go; there it is told so, as anywhere.
+        if most.is_some_and(|most| desired > most) {
+            Ok(false)
+        } else {
+            self.grow((desired - current) as u64)
+        }
     }
 
-    fn table_growing(&mut self, current: usize, desired: usize, _: Option<usize>) -> wasmtime::Result<bool> {
+    fn memory_grow_failed(&mut self, _: wasmtime::Error) -> wasmtime::Result<()> {
+        self.give_back();
+        Ok(())
+    }
+
+    fn table_growing(
+        &mut self,
+        current: usize,
+        desired: usize,
+        most: Option<usize>,
+    ) -> wasmtime::Result<bool> {
         // An element is a pointer, and its bookkeeping another one.
-        self.grow(16 * (desired - current) as u64)
+        let wanted = 16 * (desired - current) as u64;
+        if most.is_some_and(|most| desired > most) { Ok(false) } else { self.grow(wanted) }
+    }
+
+    fn table_grow_failed(&mut self, _: wasmtime::Error) -> wasmtime::Result<()> {
+        self.give_back();
+        Ok(())
     }
 }
 

@@ -3,16 +3,18 @@
 use std::collections::VecDeque;
 use std::io::{self, ErrorKind, IoSliceMut};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
 use casemate_wire::frame::{self, Body, Decoder};
 use casemate_wire::guest::ToHost;
-use casemate_wire::worker::ToWorker;
-use rustix::io::Errno;
+use casemate_wire::worker::{AWAKE, ToWorker};
+use rustix::io::{Errno, retry_on_intr};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendFlags, recvmsg, send};
+use rustix::thread::sched_getcpu;
 use tokio::io::Interest;
-use tokio::net::UnixStream;
+use tokio::io::unix::AsyncFd;
 use tokio::sync::Notify;
 
 /// Descriptors that may come in one packet of bytes.
@@ -28,9 +30,13 @@ pub(crate) enum Event {
 
 /// The reading end. Whatever comes here, the engine answers for: it is read strictly all the same.
 pub(crate) struct Line {
-    socket: Arc<UnixStream>,
+    socket: AsyncFd<OwnedFd>,
     decoder: Decoder,
     descriptors: VecDeque<OwnedFd>,
+    /// Until when more is waited for without going to sleep.
+    awake: Option<Instant>,
+    /// The processor that the last call which was announced came from.
+    caller: Option<u32>,
 }
 
 /// The writing end.
@@ -38,19 +44,32 @@ pub(crate) struct Line {
 pub(crate) struct Voice(Arc<Shared>);
 
 struct Shared {
-    socket: Arc<UnixStream>,
+    socket: OwnedFd,
     unsent: Mutex<Vec<u8>>,
     /// The socket was full: somebody has to wait until it is not.
     full: Notify,
 }
 
 pub(crate) fn open(socket: OwnedFd) -> io::Result<(Line, Voice)> {
-    let socket = std::os::unix::net::UnixStream::from(socket);
-    socket.set_nonblocking(true)?;
-    let socket = Arc::new(UnixStream::from_std(socket)?);
-    let shared = Shared { socket: socket.clone(), unsent: Mutex::default(), full: Notify::new() };
-    let line = Line { socket, decoder: Decoder::for_requests(), descriptors: VecDeque::new() };
+    rustix::io::ioctl_fionbio(&socket, true)?;
+    let shared = Shared { socket: socket.try_clone()?, unsent: Mutex::default(), full: Notify::new() };
+    let socket = watch(socket, Interest::READABLE)?;
+    let line = Line {
+        socket,
+        decoder: Decoder::for_requests(),
+        descriptors: VecDeque::new(),
+        awake: None,
+        caller: None,
+    };
     Ok((line, Voice(Arc::new(shared))))
+}
+
+/// Registers a descriptor with the runtime. Who asks for room in a socket is woken whenever its peer reads: that is asked only
+/// when there is none.
+#[allow(unsafe_code, reason = "the runtime wants to be promised that the descriptor stays what it is")]
+fn watch(fd: OwnedFd, interest: Interest) -> io::Result<AsyncFd<OwnedFd>> {
+    // SAFETY: an `OwnedFd` stays the same open descriptor until it is dropped, and the `AsyncFd` owns it.
+    unsafe { AsyncFd::register_with_interest(fd, interest) }.map_err(io::Error::from)
 }
 
 impl Line {
@@ -71,31 +90,56 @@ impl Line {
         self.descriptors.pop_front().ok_or_else(|| io::Error::other("a message without its descriptor"))
     }
 
+    /// More is about to come, from somebody on this processor.
+    pub(crate) fn stay_awake(&mut self, processor: u32) {
+        self.caller = Some(processor);
+        self.stay_awake_again();
+    }
+
+    /// If nobody is kept from sending more by that.
+    pub(crate) fn stay_awake_again(&mut self) {
+        let elsewhere = self.caller.is_some_and(|caller| caller as usize != sched_getcpu());
+        self.awake = elsewhere.then(|| Instant::now() + AWAKE);
+    }
+
     /// Waits for more to arrive; `false` when the engine is gone.
     pub(crate) async fn fill(&mut self) -> io::Result<bool> {
-        loop {
-            self.socket.readable().await?;
-            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
-            let mut control = RecvAncillaryBuffer::new(&mut space);
-            let mut parts = [IoSliceMut::new(self.decoder.space())];
-            let received = self.socket.try_io(Interest::READABLE, || {
-                Ok(recvmsg(self.socket.as_fd(), &mut parts, &mut control, RecvFlags::CMSG_CLOEXEC)?.bytes)
-            });
-            for message in control.drain() {
-                if let RecvAncillaryMessage::ScmRights(passed) = message {
-                    self.descriptors.extend(passed);
-                }
+        let awake = self.awake.take();
+        while awake.is_some_and(|until| Instant::now() < until) {
+            match receive(&self.socket, &mut self.decoder, &mut self.descriptors) {
+                Err(error) if error.kind() == ErrorKind::WouldBlock => std::thread::yield_now(),
+                received => return received,
             }
-            match received {
-                Ok(bytes) => {
-                    self.decoder.filled(bytes);
-                    return Ok(bytes > 0);
-                }
-                Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {}
-                Err(error) => return Err(error),
+        }
+        loop {
+            let mut ready = self.socket.readable().await?;
+            let received = ready.try_io(|socket| receive(socket, &mut self.decoder, &mut self.descriptors));
+            if let Ok(received) = received {
+                return received;
             }
         }
     }
+}
+
+/// Whether the engine is still there.
+fn receive(
+    socket: &AsyncFd<OwnedFd>,
+    decoder: &mut Decoder,
+    descriptors: &mut VecDeque<OwnedFd>,
+) -> io::Result<bool> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let mut parts = [IoSliceMut::new(decoder.space())];
+    let received =
+        retry_on_intr(|| recvmsg(socket.get_ref(), &mut parts, &mut control, RecvFlags::CMSG_CLOEXEC));
+    for message in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(passed) = message {
+            descriptors.extend(passed);
+        }
+    }
+    let bytes = received?.bytes;
+    decoder.filled(bytes);
+    Ok(bytes > 0)
 }
 
 impl Voice {
@@ -120,7 +164,7 @@ impl Voice {
         let mut unsent = self.unsent();
         let mut sent = 0;
         while sent < unsent.len() {
-            match send(&*self.0.socket, &unsent[sent..], SendFlags::NOSIGNAL) {
+            match send(&self.0.socket, &unsent[sent..], SendFlags::NOSIGNAL) {
                 Ok(more) => sent += more,
                 Err(Errno::INTR) => {}
                 Err(Errno::AGAIN) => break,
@@ -136,18 +180,21 @@ impl Voice {
     pub(crate) async fn send_the_rest(self) {
         loop {
             self.0.full.notified().await;
-            // Tried through the socket, so that it knows when it is full again.
-            loop {
-                if self.0.socket.writable().await.is_err() {
-                    return;
-                }
-                let tried = self.0.socket.try_io(Interest::WRITABLE, || match self.try_flush() {
-                    true => Ok(()),
-                    false => Err(ErrorKind::WouldBlock.into()),
-                });
-                if tried.is_ok() {
-                    break;
-                }
+            if self.send_when_there_is_room().await.is_err() {
+                // Without this, calls would wait for an end that is never told.
+                let _ = rustix::net::shutdown(&self.0.socket, rustix::net::Shutdown::Both);
+                return;
+            }
+        }
+    }
+
+    async fn send_when_there_is_room(&self) -> io::Result<()> {
+        let room = watch(self.0.socket.try_clone()?, Interest::WRITABLE)?;
+        loop {
+            // If it has none after all, this has to wait for a change.
+            room.writable().await?.clear_ready();
+            if self.try_flush() {
+                return Ok(());
             }
         }
     }

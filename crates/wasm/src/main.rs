@@ -17,6 +17,7 @@ use std::collections::HashMap;
 use std::future::Future;
 use std::io;
 use std::os::fd::AsFd;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -25,10 +26,11 @@ use std::task::{Context, Poll, Waker};
 use casemate_wire::PROTOCOL_VERSION;
 use casemate_wire::guest::ToHost;
 use casemate_wire::worker::{Call, ToWorker};
+use tokio::sync::Semaphore;
 
 use crate::call::Handle;
 use crate::line::{Event, Line, Voice};
-use crate::modules::Modules;
+use crate::modules::{MAX_INSTANCES, Modules, in_short};
 use crate::ticker::Ticker;
 
 /// Source code that is kept for calls to come.
@@ -59,13 +61,16 @@ async fn serve() -> io::Result<()> {
         admitted: Vec::new(),
         voice,
         ticker,
+        places: Arc::new(Semaphore::new(MAX_INSTANCES as usize)),
     };
     loop {
         while let Some(event) = line.next()? {
             worker.handle(event, &mut line)?;
         }
         // Only now: what a call is given often comes together with it.
-        worker.begin_calls();
+        if worker.begin_calls() {
+            line.stay_awake_again();
+        }
         if !line.fill().await? {
             return Ok(());
         }
@@ -80,6 +85,8 @@ struct Worker {
     admitted: Vec<(bool, Run)>,
     voice: Voice,
     ticker: Ticker,
+    /// For calls that go on.
+    places: Arc<Semaphore>,
 }
 
 /// A call, until it has been reported.
@@ -96,12 +103,13 @@ impl Worker {
                 let code = line.descriptor()?;
                 let answer = match self.modules.load(module, mode, maker, code) {
                     Ok((world, imports)) => ToHost::Loaded { module, world, imports },
-                    Err(error) => ToHost::LoadFailed { module, why: format!("{error:#}") },
+                    Err(error) => ToHost::LoadFailed { module, why: in_short(&error) },
                 };
                 self.voice.tell(&answer);
                 self.voice.flush();
             }
             Event::Message(ToWorker::Unload { module }) => self.modules.unload(module),
+            Event::Message(ToWorker::Soon { processor }) => line.stay_awake(processor),
             Event::Message(ToWorker::Source { call, bytes }) => {
                 if self.sources.values().map(Vec::len).sum::<usize>() + bytes.len() > MAX_SOURCE {
                     return Err(io::Error::other("too much source code"));
@@ -145,25 +153,49 @@ impl Worker {
                 return self.voice.flush();
             }
         };
-        let handle = Handle::new(&call, &self.voice);
+        let handle = Handle::new(&call, loaded.mode, &self.voice);
         self.calls.add(handle.clone());
         let quick = loaded.quick.load(Ordering::Relaxed);
-        let (calls, voice) = (self.calls.clone(), self.voice.clone());
+        let (calls, voice, places) = (self.calls.clone(), self.voice.clone(), self.places.clone());
         let running = self.ticker.begin();
         let run = Box::pin(async move {
-            call::run(call, source, loaded, handle, voice).await;
+            let run = call::run(call, source, loaded, handle, voice.clone(), &places);
+            // A bug in here is the end of one call, not of all.
+            if Caught(Box::pin(run)).await.is_err() {
+                voice.tell(&ToHost::CallFailed { call: id, why: "the worker has a bug: it panicked".into() });
+                voice.flush();
+            }
             calls.remove(id);
             drop(running);
         });
         self.admitted.push((quick, run));
     }
 
-    fn begin_calls(&mut self) {
+    /// Whether all of them are over already: more of the kind may follow at once.
+    fn begin_calls(&mut self) -> bool {
+        let mut over = !self.admitted.is_empty();
         for (quick, mut run) in self.admitted.drain(..) {
             // What takes less time than another thread would to wake up is done at once.
             if !quick || poll_once(run.as_mut()).is_pending() {
                 tokio::spawn(run);
+                over = false;
             }
+        }
+        over
+    }
+}
+
+/// A future whose panic is its result.
+struct Caught<F>(Pin<Box<F>>);
+
+impl<F: Future> Future for Caught<F> {
+    type Output = std::thread::Result<F::Output>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let poll = AssertUnwindSafe(|| self.0.as_mut().poll(context));
+        match catch_unwind(poll) {
+            Ok(polled) => polled.map(Ok),
+            Err(panic) => Poll::Ready(Err(panic)),
         }
     }
 }

@@ -1,6 +1,7 @@
 //! Compiled code that is ready to be instantiated.
 
 use std::collections::HashMap;
+use std::fmt::Write;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, OnceLock};
@@ -18,8 +19,10 @@ use wasmtime_wasi::p2::bindings::CommandPre;
 use crate::call::State;
 use crate::settings;
 
-/// Instances that can be alive at a time. More calls than this wait for a place.
+/// Calls that can go on at a time. More than this wait for a place.
 pub(crate) const MAX_INSTANCES: u32 = 256;
+/// Bytes of the names of what a component may import: they go into one message.
+const MAX_IMPORTS: usize = 48 << 10;
 /// Linear memory that one instance can have, whatever its call's own limit is.
 const MAX_MEMORY: usize = 4 << 30;
 /// Table elements of one instance.
@@ -106,9 +109,13 @@ impl Modules {
             }
             None => wasmtime::bail!("this is not compiled code"),
         };
+        let imports: Vec<String> = imports;
+        if imports.iter().map(|name| name.len() + 8).sum::<usize>() > MAX_IMPORTS {
+            wasmtime::bail!("the names of its imports take more than {MAX_IMPORTS} bytes");
+        }
         let entry = match entry {
             Ok(entry) => entry,
-            Err(error) => return Ok((Err(format!("{error:#}")), imports)),
+            Err(error) => return Ok((Err(in_short(&error)), imports)),
         };
         let world = entry.world();
         let loaded = Loaded {
@@ -208,7 +215,7 @@ impl Runtime {
             (Some(run), Some(2)) => Ok(Entry::Runtime { pre, run }),
             _ => wasmtime::bail!(
                 "it exports neither `run` of casemate:tool nor wasi:cli/run, but {}",
-                if exports.is_empty() { "nothing".to_owned() } else { exports.join(", ") }
+                if exports.is_empty() { "nothing".to_owned() } else { in_short(&exports.join(", ")) }
             ),
         }
     }
@@ -218,6 +225,29 @@ impl Runtime {
             wasmtime::bail!("the module does not export _start");
         }
         Ok(Entry::Preview1(self.modules.instantiate_pre(module)?))
+    }
+}
+
+/// What a message has room for of somebody else's words.
+pub(crate) fn in_short(words: &dyn std::fmt::Display) -> String {
+    let mut short = Short { text: String::new(), most: 1 << 10 };
+    // It fails when it is full, which is fine.
+    let _ = write!(short, "{words:#}");
+    short.text
+}
+
+/// Keeps the beginning of what is written.
+pub(crate) struct Short {
+    pub(crate) text: String,
+    pub(crate) most: usize,
+}
+
+impl Write for Short {
+    fn write_str(&mut self, more: &str) -> std::fmt::Result {
+        let room = self.most.saturating_sub(self.text.len());
+        let fitting = more.floor_char_boundary(room.min(more.len()));
+        self.text.push_str(&more[..fitting]);
+        if fitting < more.len() { Err(std::fmt::Error) } else { Ok(()) }
     }
 }
 

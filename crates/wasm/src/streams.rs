@@ -7,8 +7,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
-use casemate_wire::frame::{Body, MAX_PAYLOAD, OverCredit, ReceiveWindow, SendWindow};
+use casemate_wire::frame::{Body, MAX_PAYLOAD, OverCredit, ReceiveWindow, SendWindow, WINDOW};
 use casemate_wire::guest::{Discarded, ToHost};
+use casemate_wire::worker::Mode;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::Notify;
 use wasmtime_wasi::cli::{IsTerminal, StdinStream, StdoutStream};
@@ -16,12 +17,17 @@ use wasmtime_wasi::p2::{InputStream, OutputStream, Pollable, StreamError, Stream
 
 use crate::line::Voice;
 
+/// What a deterministic call is given of its input at a time. Less than a window, or it would never be there.
+const BLOCK: usize = MAX_PAYLOAD;
+const _: () = assert!(BLOCK <= WINDOW as usize);
+
 /// What a call reads.
 #[derive(Clone)]
 pub(crate) struct Stdin(Arc<Input>);
 
 struct Input {
     stream: u32,
+    mode: Mode,
     voice: Voice,
     state: Mutex<InputState>,
     arrived: Notify,
@@ -30,6 +36,8 @@ struct Input {
 #[derive(Default)]
 struct InputState {
     waiting: VecDeque<u8>,
+    /// How much of it may be read now.
+    released: usize,
     ended: bool,
     window: ReceiveWindow,
 }
@@ -66,10 +74,10 @@ pub(crate) struct Stdout {
 
 impl Stdin {
     /// Without a stream there is nothing to read.
-    pub(crate) fn new(stream: Option<u32>, voice: Voice) -> Stdin {
+    pub(crate) fn new(stream: Option<u32>, mode: Mode, voice: Voice) -> Stdin {
         let state = InputState { ended: stream.is_none(), ..InputState::default() };
         let (stream, state) = (stream.unwrap_or(0), Mutex::new(state));
-        Stdin(Arc::new(Input { stream, voice, state, arrived: Notify::new() }))
+        Stdin(Arc::new(Input { stream, mode, voice, state, arrived: Notify::new() }))
     }
 
     pub(crate) fn data(&self, bytes: &[u8]) -> Result<(), OverCredit> {
@@ -102,10 +110,12 @@ impl Stdin {
     /// Up to `size` bytes; none if there are none yet, `None` at the end.
     fn take(&self, size: usize) -> Option<Bytes> {
         let mut state = self.state();
-        let count = state.waiting.len().min(size);
+        state.release(self.0.mode);
+        let count = state.released.min(size);
         if count == 0 {
-            return (!state.ended || size == 0).then(Bytes::new);
+            return (!state.is_over() || size == 0).then(Bytes::new);
         }
+        state.released -= count;
         let bytes: Bytes = state.waiting.drain(..count).collect();
         let credit = state.window.consume(count);
         drop(state);
@@ -127,12 +137,30 @@ impl Stdin {
     }
 
     fn is_ready(&self) -> bool {
-        let state = self.state();
-        state.ended || !state.waiting.is_empty()
+        let mut state = self.state();
+        state.release(self.0.mode);
+        state.released > 0 || state.is_over()
     }
 
     fn state(&self) -> MutexGuard<'_, InputState> {
         self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl InputState {
+    /// In which pieces it arrives differs from run to run. Who must not notice gets it in blocks of one size.
+    fn release(&mut self, mode: Mode) {
+        self.released = match mode {
+            Mode::Ordinary => self.waiting.len(),
+            Mode::Deterministic if self.released > 0 => self.released,
+            Mode::Deterministic if self.ended => self.waiting.len().min(BLOCK),
+            Mode::Deterministic if self.waiting.len() >= BLOCK => BLOCK,
+            Mode::Deterministic => 0,
+        };
+    }
+
+    fn is_over(&self) -> bool {
+        self.ended && self.waiting.is_empty()
     }
 }
 

@@ -52,6 +52,10 @@ pub enum ToHost {
     OutputCut {
         exec: Id,
     },
+    /// A WASM call has as many resources open as it may have, and wanted another one.
+    HandlesSpent {
+        exec: Id,
+    },
     /// The process ended and what it had written was sent.
     Exited {
         exec: Id,

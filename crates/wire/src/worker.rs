@@ -3,6 +3,7 @@
 
 use alloc::string::String;
 use alloc::vec::Vec;
+use core::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
@@ -20,6 +21,8 @@ pub enum ToWorker {
     Load { module: ModuleId, mode: Mode, maker: Maker },
     /// No call will name it any more.
     Unload { module: ModuleId },
+    /// A short call follows at once, made on this processor: see [`AWAKE`].
+    Soon { processor: u32 },
     /// More of the source code for a call that is yet to come.
     Source { call: Id, bytes: Vec<u8> },
     /// A new instance for one call.
@@ -27,6 +30,10 @@ pub enum ToWorker {
     /// Give a call up. It is reported as stopped.
     Cancel { call: Id },
 }
+
+/// For how long a worker waits without going to sleep after a short call, or after one was announced: to be woken up takes as long as
+/// many a call. Not where it would keep whoever makes the call from their processor.
+pub const AWAKE: Duration = Duration::from_micros(100);
 
 /// How code was compiled, and has to be run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -81,8 +88,10 @@ pub struct Call {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Files {
     None,
-    /// `/work` and `/tmp` of the worker's cell, which no other call shares.
-    OfCell,
+    /// `/work` of the worker's cell, which no other call shares, to read.
+    Read,
+    /// `/work` and `/tmp` of it.
+    ReadWrite,
 }
 
 /// What a call may observe of the world besides its inputs.

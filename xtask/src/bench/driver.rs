@@ -40,9 +40,15 @@ impl Driver {
         self.once("run", parts)
     }
 
-    /// One call of a WASM tool, likewise.
-    pub(super) fn call(&mut self, parts: Option<&mut Named>) -> Result<Duration> {
-        self.once("call", parts)
+    /// Calls of a WASM tool, one after the other, likewise.
+    pub(super) fn calls_in_a_row(&mut self, count: usize, parts: &mut Named) -> Result<Vec<Duration>> {
+        let mut answer = self.ask(&format!("call {count}"))?;
+        let mut took = vec![total_of(&answer, Some(parts))?];
+        while took.len() < count {
+            answer = self.answer()?;
+            took.push(total_of(&answer, Some(parts))?);
+        }
+        Ok(took)
     }
 
     pub(super) fn code(&mut self, language: &str) -> Result<Duration> {
@@ -58,16 +64,7 @@ impl Driver {
     }
 
     fn once(&mut self, question: &str, parts: Option<&mut Named>) -> Result<Duration> {
-        let answer = self.ask(question)?;
-        let mut fields = answer.split('\t');
-        let total = micros(fields.next().unwrap_or_default())?;
-        if let Some(parts) = parts {
-            for field in fields {
-                let (name, value) = field.rsplit_once('=').ok_or("a part without its time")?;
-                parts.add(name, micros(value)?);
-            }
-        }
-        Ok(total)
+        total_of(&self.ask(question)?, parts)
     }
 
     pub(super) fn burst(&mut self, count: usize, width: usize) -> Result<Duration> {
@@ -93,15 +90,31 @@ impl Driver {
     }
 
     fn ask(&mut self, line: &str) -> Result<String> {
+        writeln!(self.input, "{line}").map_err(|error| format!("the engine's benchmark: {error}"))?;
+        self.answer().map_err(|error| format!("`{line}`: {error}"))
+    }
+
+    fn answer(&mut self) -> Result<String> {
         let mut answer = String::new();
-        writeln!(self.input, "{line}")
-            .and_then(|()| self.output.read_line(&mut answer))
-            .map_err(|error| format!("the engine's benchmark: {error}"))?;
+        self.output.read_line(&mut answer).map_err(|error| format!("the engine's benchmark: {error}"))?;
         match answer.trim_end() {
-            "" => Err(format!("the engine's benchmark ended at `{line}`")),
+            "" => Err("the engine's benchmark has ended".into()),
             answer => Ok(answer.to_owned()),
         }
     }
+}
+
+/// How long it took; the rest of the answer is added to `parts`.
+fn total_of(answer: &str, parts: Option<&mut Named>) -> Result<Duration> {
+    let mut fields = answer.split('\t');
+    let total = micros(fields.next().unwrap_or_default())?;
+    if let Some(parts) = parts {
+        for field in fields {
+            let (name, value) = field.rsplit_once('=').ok_or("a part without its time")?;
+            parts.add(name, micros(value)?);
+        }
+    }
+    Ok(total)
 }
 
 fn micros(text: &str) -> Result<Duration> {

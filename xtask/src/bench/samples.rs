@@ -35,6 +35,12 @@ impl Named {
         }
     }
 
+    pub(super) fn append(&mut self, other: Named) {
+        for (name, samples) in other.0 {
+            samples.0.into_iter().for_each(|sample| self.add(&name, sample));
+        }
+    }
+
     /// Those whose names begin with `kind:`.
     pub(super) fn of(&self, kind: &str) -> impl Iterator<Item = (&str, &Samples)> {
         self.0
@@ -45,6 +51,10 @@ impl Named {
 
 pub(super) fn millis(duration: Duration) -> String {
     format!("{:.2} ms", duration.as_secs_f64() * 1e3)
+}
+
+pub(super) fn micros(duration: Duration) -> String {
+    format!("{:.0} µs", duration.as_secs_f64() * 1e6)
 }
 
 #[cfg(test)]

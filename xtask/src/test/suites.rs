@@ -6,11 +6,14 @@ use std::process::Command;
 use super::TESTKIT;
 use super::place::Place;
 use crate::artifacts::{self, Artifact};
+use crate::runtimes;
 use crate::shell::Result;
 
 pub(super) struct Built {
     /// The binary under test.
     pub(super) casemate: PathBuf,
+    /// Python and JavaScript for WASM.
+    pub(super) runtimes: PathBuf,
     pub(super) suites: Vec<Suite>,
 }
 
@@ -31,7 +34,8 @@ pub(super) fn build() -> Result<Built> {
     let mut suites = tests.map(Suite::new).collect::<Result<Vec<_>>>()?;
     // The long ones last.
     suites.sort_by_key(|suite| (suite.package == TESTKIT, suite.package.clone(), suite.name.clone()));
-    Ok(Built { casemate, suites })
+    let runtimes = runtimes::ensure(&casemate)?;
+    Ok(Built { casemate, runtimes, suites })
 }
 
 impl Suite {
@@ -52,6 +56,7 @@ impl Suite {
             .current_dir(&self.dir)
             .env("CARGO_MANIFEST_DIR", &self.dir)
             .env("CASEMATE_BIN", &built.casemate)
+            .env(runtimes::VARIABLE, &built.runtimes)
             // A test run leaves the sources alone.
             .env("INSTA_UPDATE", "no");
         place.root.enter(&mut command);

@@ -6,25 +6,28 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use super::place::Place;
+use crate::runtimes;
 use crate::shell::{self, Result};
 
 const NAME: &str = "casemate-test";
 
 pub(super) struct TestUser<'a> {
     place: &'a Place,
+    runtimes: PathBuf,
     created: bool,
 }
 
 impl<'a> TestUser<'a> {
-    /// Creates the user, unless there is one, and gives it a home.
-    pub(super) fn new(place: &'a Place) -> Result<TestUser<'a>> {
+    /// Creates the user, unless there is one, and gives it a home and WASM runtimes of its own.
+    pub(super) fn new(place: &'a Place, runtimes: &Path) -> Result<TestUser<'a>> {
         let created = !shell::quietly(Command::new("id").arg(NAME));
         if created {
             let mut add = Command::new("useradd");
             add.args(["--system", "--user-group", "--no-create-home", "--shell", "/usr/sbin/nologin"]);
             shell::run(add.arg("--home-dir").arg(&place.user.home).arg(NAME))?;
         }
-        let user = TestUser { place, created };
+        let user = TestUser { place, runtimes: place.user.home.join("runtimes"), created };
+        runtimes::copy(runtimes, &user.runtimes)?;
         let id = |flag: &str| -> Result<u32> {
             let text = shell::read(Command::new("id").args([flag, NAME]))?;
             text.trim().parse().map_err(|_| format!("`id {flag} {NAME}` said {text:?}"))
@@ -32,6 +35,7 @@ impl<'a> TestUser<'a> {
         let (uid, gid) = (id("-u")?, id("-g")?);
         chown(&place.user.home, Some(uid), Some(gid))
             .map_err(|error| format!("cannot give {} away: {error}", place.user.home.display()))?;
+        shell::run(Command::new("chown").args(["--recursive", &format!("{uid}:{gid}")]).arg(&user.runtimes))?;
         Ok(user)
     }
 
@@ -50,7 +54,8 @@ impl<'a> TestUser<'a> {
             .env("HOME", &account.home)
             .env("USER", NAME)
             .env("RUST_BACKTRACE", "1")
-            .env("CASEMATE_BIN", casemate);
+            .env("CASEMATE_BIN", casemate)
+            .env(runtimes::VARIABLE, &self.runtimes);
         account.enter(&mut command);
         Ok(command)
     }

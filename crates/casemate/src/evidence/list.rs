@@ -1,4 +1,4 @@
-//! `evidence ls`: one line per execution, from its one or two records.
+//! `evidence ls`: one line per execution, or per worker that executions share, from its one or two records.
 
 use std::collections::HashMap;
 use std::io::Write;
@@ -9,6 +9,9 @@ use serde_json::{Value, json};
 use crate::exit;
 use crate::failure::Failure;
 use crate::render::terminal::{columns, one_line};
+
+/// A process that executions share has records of its own, to which theirs point.
+const WORKER: &str = "worker";
 
 /// What the records of one execution say, in short.
 #[derive(Debug)]
@@ -52,15 +55,21 @@ pub(super) fn list(reader: &Reader, json: bool, out: &mut impl Write) -> Result<
 impl Summary {
     fn begin(record: &Record) -> Summary {
         let body = &record.entry.body;
-        let walls = body["decision"]["stack"].as_array().into_iter().flatten().filter_map(Value::as_str);
+        let of_worker = body["worker"].is_object();
+        let (decided, tenant) = match of_worker {
+            true => (&body["worker"]["stack"], &body["worker"]["tenant"]),
+            false => (&body["decision"]["stack"], &body["request"]["tenant"]),
+        };
+        let walls = decided.as_array().into_iter().flatten().filter_map(Value::as_str);
         let status = match record.entry.event {
+            Event::Opened if of_worker => json!({"kind": WORKER}),
             Event::Opened => json!({"kind": "open"}),
             _ => body["status"].clone(),
         };
         Summary {
             id: record.entry.id.clone(),
             time: record.entry.time.to_string(),
-            tenant: body["request"]["tenant"].as_str().map(str::to_owned),
+            tenant: tenant.as_str().map(str::to_owned),
             stack: walls.map(str::to_owned).collect(),
             status,
             records: vec![record.seq],
@@ -71,6 +80,9 @@ impl Summary {
         self.records.push(record.seq);
         self.status = match record.entry.event {
             Event::Interrupted => json!({"kind": "interrupted"}),
+            _ if self.status["kind"] == WORKER => {
+                json!({"kind": "worker-ended", "reason": record.entry.body["worker"]["ended"]})
+            }
             _ => record.entry.body["status"].clone(),
         };
     }

@@ -69,6 +69,21 @@ pub(super) fn capabilities(workload: &Workload, capabilities: &[Capability]) -> 
     }
 }
 
+/// Whoever has files can see when they were made.
+pub(super) fn determinism(
+    deterministic: bool,
+    files_in: &[String],
+    files_out: &[String],
+) -> Result<(), Invalid> {
+    match deterministic && !(files_in.is_empty() && files_out.is_empty()) {
+        false => Ok(()),
+        true => Err(Invalid::new(
+            "a deterministic run has no files: the times of a file differ from run to run",
+            "give it its input on standard input, and take what it prints; or drop --deterministic",
+        )),
+    }
+}
+
 fn argument(text: &str) -> Result<(), Invalid> {
     no_nul("an argument", text)?;
     if text.len() <= MAX_ARG_BYTES {

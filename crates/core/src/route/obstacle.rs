@@ -144,6 +144,14 @@ fn runs(workload: &Workload, profile: &Profile) -> Result<(), Obstacle> {
         Workload::Command { .. } if profile.clauses().commands == Support::No => {
             unsupported("cannot run native commands", "give code in a language that it runs")
         }
+        Workload::Code { language, .. } if profile.clauses().languages_to_set_up.contains(language) => {
+            let wall = profile.stack().innermost();
+            Err(Obstacle {
+                distance: Distance::Machine,
+                reason: format!("missing: {language} for {wall}"),
+                hint: Some(format!("`casemate setup {wall}` builds it")),
+            })
+        }
         Workload::Code { language, .. } if !profile.clauses().languages.contains(language) => {
             unsupported(format!("cannot run {language}"), "use another language or another stack")
         }

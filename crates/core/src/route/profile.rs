@@ -53,6 +53,8 @@ pub struct Clauses {
     /// Native programs of the image, by argv.
     pub commands: Support,
     pub languages: BTreeSet<Language>,
+    /// Those whose interpreter would have to be set up first.
+    pub languages_to_set_up: BTreeSet<Language>,
     /// WASM components and modules.
     pub components: Support,
     pub needs: BTreeSet<Need>,

@@ -44,7 +44,10 @@ impl Memory {
 
     pub(crate) fn seal(self) -> io::Result<OwnedFd> {
         let fd = OwnedFd::from(self.0);
-        fcntl_add_seals(&fd, SealFlags::SEAL | SealFlags::SHRINK | SealFlags::GROW | SealFlags::WRITE)?;
+        // Nothing maps it yet, so what shuts out writers to come shuts out all of them; `WRITE` would also wait for whoever in the
+        // kernel happens to look at one of its pages, and give up (EBUSY) if that takes too long.
+        let against_writers = SealFlags::SHRINK | SealFlags::GROW | SealFlags::FUTURE_WRITE;
+        fcntl_add_seals(&fd, against_writers | SealFlags::SEAL)?;
         Ok(fd)
     }
 }

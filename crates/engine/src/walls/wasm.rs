@@ -37,7 +37,7 @@ use crate::wall::{Begun, Cell, Control, Job, Later, Places, Wall, WallError};
 use cache::Cache;
 use compiler::{Compiler, Place, What};
 pub(crate) use line::CallChannel;
-pub(crate) use runtimes::Runtimes;
+pub(crate) use runtimes::{LANGUAGES, Runtimes};
 use worker::{Module, Worker};
 
 /// Source code goes to a worker in pieces of this size.
@@ -55,8 +55,8 @@ pub(crate) struct Wasm {
     compiler: Compiler,
     runtimes: Arc<Runtimes>,
     workers: Mutex<HashMap<Whose, Arc<Worker>>>,
-    /// Held while a worker is being started, so that there are never two.
-    starting: tokio::sync::Mutex<()>,
+    /// Held while somebody's worker is being started, so that there are never two.
+    starting: Mutex<HashMap<Whose, Arc<tokio::sync::Mutex<()>>>>,
     store: Arc<Store>,
     run: String,
 }
@@ -90,7 +90,7 @@ impl Wasm {
             compiler_program: OnceLock::new(),
             runtimes,
             workers: Mutex::default(),
-            starting: tokio::sync::Mutex::default(),
+            starting: Mutex::default(),
             store,
             run,
         }
@@ -102,7 +102,11 @@ impl Wasm {
             return self.start_own(plan, outer).await;
         }
         let worker = self.worker(plan, outer).await?;
-        let channel = worker.line().call();
+        let short = match plan.workload() {
+            Workload::Component { component, .. } => worker.is_short((component.digest(), mode(plan))),
+            _ => false,
+        };
+        let channel = worker.line().call(short);
         let control = Box::new(SharedControl { channel: channel.remote() });
         let job = Job::Call(Call { worker, module: None, files: None });
         let places = Places { work: "/work".into(), tmp: "/tmp".into() };
@@ -130,7 +134,7 @@ impl Wasm {
         };
         let module = call
             .worker
-            .module((what.digest, mode), maker, async {
+            .module((what.digest, mode), maker, what.name, async {
                 let stack = outer_stack(plan.stack());
                 let place = Place { wall: outer, stack: &stack, program: &|| self.compiler_program() };
                 self.compiler.code(&what, mode, place).await
@@ -182,7 +186,13 @@ impl Wasm {
         if let Some(worker) = self.living(&whose) {
             return Ok(worker);
         }
-        let _starting = self.starting.lock().await;
+        let starting = {
+            let mut starting = self.starting.lock().unwrap_or_else(PoisonError::into_inner);
+            // Nobody waits for those that only this map knows.
+            starting.retain(|_, lock| Arc::strong_count(lock) > 1);
+            starting.entry(whose.clone()).or_default().clone()
+        };
+        let _starting = starting.lock().await;
         if let Some(worker) = self.living(&whose) {
             return Ok(worker);
         }
@@ -219,7 +229,7 @@ impl Wasm {
             return Err(WallError("the worker's cell has no guest".into()));
         };
         let worker = Arc::new(Worker::own(line, observed));
-        let channel = worker.line().call();
+        let channel = worker.line().call(false);
         let job = Job::Call(Call { worker, module: None, files: Some(files) });
         Ok(Cell { channel: Channel::Call(channel), job, places, control: Box::new(OwnControl(control)) })
     }
@@ -286,7 +296,6 @@ fn wants_its_own(plan: &Plan) -> bool {
     plan.sharing() == Sharing::None
         || !plan.files_in().is_empty()
         || !plan.files_out().is_empty()
-        || plan.cwd().is_some()
         || [LimitKind::Cpus, LimitKind::Disk, LimitKind::Inodes].into_iter().any(asked)
 }
 
@@ -312,7 +321,7 @@ impl Call {
     }
 
     /// Tells the worker.
-    pub(crate) fn begin(&self, channel: &CallChannel, plan: &Plan, stdin: bool) -> Result<(), Trouble> {
+    pub(crate) fn begin(&self, channel: &mut CallChannel, plan: &Plan, stdin: bool) -> Result<(), Trouble> {
         let Some(module) = &self.module else {
             return Err(Trouble::Failed("the call was not prepared".into()));
         };
@@ -335,17 +344,18 @@ impl Call {
         };
         let value = |kind| plan.limits().get(kind).map_or(u64::MAX, |bound| bound.value);
         let ours = matches!(plan.workload(), Workload::Code { .. });
+        let files = if self.files.is_some() { files(plan) } else { Files::None };
         let granted = |capability| ours || plan.capabilities().contains(&capability);
-        channel.tell(&ToWorker::Call(wire::Call {
+        let call = wire::Call {
             id,
             module: module.number,
             args,
-            env: environment(plan, ours, self.files.is_some()),
+            env: environment(plan, ours, files != Files::None),
             source_name,
             stdin: stdin.then_some(id + STDIN),
             stdout: id + STDOUT,
             stderr: id + STDERR,
-            files: if self.files.is_some() { Files::OfCell } else { Files::None },
+            files,
             egress: plan.egress().to_vec(),
             grants: wire::Grants {
                 clocks: granted(Capability::Clocks),
@@ -359,8 +369,22 @@ impl Call {
                 handles: u32::try_from(value(LimitKind::OpenFiles)).unwrap_or(u32::MAX),
                 output_bytes: value(LimitKind::Output),
             },
-        }));
+        };
+        channel.begin(call, module.pace.clone());
         Ok(())
+    }
+}
+
+/// A call has files if it was granted some, or room for them. A component that is only given files can only read them.
+fn files(plan: &Plan) -> Files {
+    let asked = |kind| plan.limits().get(kind).is_some_and(|bound| bound.asked());
+    let room = asked(LimitKind::Disk) || asked(LimitKind::Inodes) || !plan.files_out().is_empty();
+    match plan.workload() {
+        _ if room => Files::ReadWrite,
+        _ if plan.files_in().is_empty() => Files::None,
+        Workload::Component { .. } => Files::Read,
+        // It finds what it would find behind every other wall.
+        Workload::Code { .. } | Workload::Command { .. } => Files::ReadWrite,
     }
 }
 

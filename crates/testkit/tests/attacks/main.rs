@@ -8,6 +8,7 @@
 //! An inconclusive probe is a failure, and so are a probe without a row and an attack without one. Arguments choose rows by
 //! name. Nothing is skipped: where a limit cannot be enforced, asking for it must be refused with a hint.
 
+mod bare_wasm;
 mod hostile;
 mod judged;
 mod network;
@@ -15,6 +16,7 @@ mod resources;
 mod row;
 mod run;
 mod table;
+mod wasm;
 
 use std::collections::BTreeSet;
 use std::process::{Command, ExitCode};
@@ -24,27 +26,34 @@ use row::{Row, Trial};
 use run::{Line, Suite};
 
 fn main() -> ExitCode {
+    if std::env::args().nth(1).is_some_and(|word| word == bare_wasm::COMPILE) {
+        bare_wasm::compile_input();
+        return ExitCode::SUCCESS;
+    }
     let wanted: Vec<String> = std::env::args().skip(1).filter(|arg| !arg.starts_with('-')).collect();
-    let rows: Vec<&'static Row> = [table::ROWS, resources::ROWS, hostile::ROWS, network::ROWS, table::REST]
-        .into_iter()
-        .flatten()
-        .collect();
+    let rows: Vec<&'static Row> =
+        [table::ROWS, resources::ROWS, wasm::ROWS, hostile::ROWS, network::ROWS, table::REST]
+            .into_iter()
+            .flatten()
+            .collect();
     let gaps = if wanted.is_empty() { gaps(&rows) } else { Vec::new() };
     let chosen: Vec<&'static Row> = rows
         .into_iter()
         .filter(|row| wanted.is_empty() || wanted.iter().any(|name| row.name.contains(name.as_str())))
         .collect();
     let started = Instant::now();
-    // The first runtime of a process opens what tokio then keeps for good.
+    // The first runtime of a process opens what tokio then keeps for good, and the first random number likewise.
     drop(tokio::runtime::Runtime::new().expect("a runtime"));
+    bare_wasm::warm_up();
     let descriptors = open_descriptors();
     let runtime = tokio::runtime::Runtime::new().expect("a runtime");
     let lines = runtime.block_on(Suite::new(chosen).run());
     drop(runtime);
     let mut failures: Vec<String> = lines.iter().flat_map(Line::failures).chain(gaps).collect();
     let now = open_descriptors();
-    if now > descriptors {
-        failures.push(format!("{} descriptors of this process are left open", now - descriptors));
+    let left = now.len().saturating_sub(descriptors.len());
+    if left > 0 {
+        failures.push(format!("{left} descriptors of this process are left open, of {now:?}"));
     }
     print_table(&lines);
     for failure in &failures {
@@ -56,10 +65,10 @@ fn main() -> ExitCode {
 }
 
 fn print_table(lines: &[Line]) {
-    println!("{:<18} {:<34} {:<10} verdict", "attack", "probe", "wall");
+    println!("{:<18} {:<34} {:<14} verdict", "attack", "probe", "wall");
     for line in lines {
         let attacks = ranges(line.row.attacks);
-        println!("{attacks:<18} {:<34} {:<10} {}", line.row.name, line.wall, line.verdict());
+        println!("{attacks:<18} {:<34} {:<14} {}", line.row.name, line.wall, line.verdict());
     }
 }
 
@@ -109,6 +118,8 @@ fn probe_names() -> Vec<String> {
     text.lines().filter_map(|line| line.split('\t').next()).map(str::to_owned).collect()
 }
 
-fn open_descriptors() -> usize {
-    std::fs::read_dir("/proc/self/fd").map_or(0, Iterator::count)
+/// What the descriptors of this process lead to.
+fn open_descriptors() -> Vec<String> {
+    let entries = std::fs::read_dir("/proc/self/fd").into_iter().flatten().flatten();
+    entries.filter_map(|entry| Some(std::fs::read_link(entry.path()).ok()?.display().to_string())).collect()
 }

@@ -19,6 +19,8 @@ pub(crate) enum Trial {
     Probe { args: &'static str, container: On, process: On },
     /// Judged from outside the cell.
     Judged { judge: Judge, container: On, process: On },
+    /// Judged from outside the cell, on the stacks that end in WASM.
+    Wasm { judge: Judge, on: On },
     /// Belongs to walls or brokers that do not exist yet.
     Later(&'static str),
     /// Nothing to run: it is settled elsewhere, and this says where.
@@ -52,6 +54,10 @@ pub(crate) enum Control {
     AnswersDiffer(&'static [Layer]),
     /// Escapes when the same limit is out of its reach.
     TimeToSpare,
+    /// Succeeds in a bare Wasmtime, without the worker and its limits.
+    BareEngine(fn() -> Judged),
+    /// The very same probe, with its control, is in the row of the outer wall: here a worker that was taken over starts it.
+    OfTheOuterWall,
     /// Nothing can be taken away; why.
     Nothing(&'static str),
 }

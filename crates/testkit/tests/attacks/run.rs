@@ -6,7 +6,10 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 
-use casemate_testkit::{Bait, CellBuilder, Layer, Ran, Rig, Stack, Status, cell, is_root, stacks};
+use casemate_testkit::{
+    Bait, CellBuilder, HOSTILE_WORKER, Layer, PROBE, Ran, Rig, Stack, Status, Wall, cell, is_root, stacks,
+    wasm,
+};
 use tempfile::TempDir;
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
@@ -52,7 +55,7 @@ impl Line {
     }
 
     pub(crate) fn passed(&self) -> usize {
-        let runs = matches!(self.row.trial, Trial::Probe { .. } | Trial::Judged { .. });
+        let runs = !matches!(self.row.trial, Trial::Later(_) | Trial::Settled(_));
         let ran = |word: &String| word == ESCAPES || word == DIFFERS;
         let control = self.control.as_ref().is_some_and(|(_, outcome)| outcome.as_ref().is_ok_and(ran));
         usize::from(runs && self.trial.is_ok()) + usize::from(control)
@@ -112,27 +115,34 @@ impl Suite {
     }
 
     fn on(&self, (row, wall): Place, walls: &[Stack]) -> Option<On> {
+        let wasm = walls[wall].contains(Wall::Wasm);
         let (container, process) = match self.rows[row].trial {
-            Trial::Probe { container, process, .. } | Trial::Judged { container, process, .. } => {
-                (container, process)
-            }
-            Trial::Later(_) | Trial::Settled(_) => return None,
+            Trial::Probe { container, process, .. } => (container, process),
+            Trial::Judged { container, process, .. } if !wasm => (container, process),
+            Trial::Wasm { on, .. } if wasm => (on, on),
+            _ => return None,
         };
-        match walls[wall].to_string().as_str() {
-            "container" => Some(container),
-            "process" => Some(process),
+        let on = match walls[wall].outermost() {
+            Wall::Container => container,
+            Wall::Process => process,
             other => panic!("the table has no column for {other}"),
-        }
+        };
+        Some(match (&self.rows[row].trial, on) {
+            (Trial::Probe { .. }, On::Held(_)) if wasm => On::Held(Control::OfTheOuterWall),
+            _ => on,
+        })
     }
 
     /// Probes share one engine, as tenants would; what is judged from outside has one of its own.
     async fn trials(&self, places: &[(Place, On)], walls: &[Stack]) -> BTreeMap<Place, Attempt> {
         let shared = Arc::new(Rig::open().await);
+        let taken_over = Arc::new(Rig::with_worker(HOSTILE_WORKER).await);
         let mut tasks = JoinSet::new();
         for &(place, on) in places {
             let On::Held(_) = on else { continue };
             let (row, stack, bait) = (self.rows[place.0], walls[place.1].clone(), self.bait.clone());
-            let (permits, shared) = (self.permits.clone(), shared.clone());
+            let engine = if stack.contains(Wall::Wasm) { &taken_over } else { &shared };
+            let (permits, shared) = (self.permits.clone(), engine.clone());
             tasks.spawn(async move {
                 let _permit = permits.acquire_owned().await;
                 let attempt = match row.trial {
@@ -142,7 +152,7 @@ impl Suite {
                         let outcome = outcome.map_err(|why| format!("{why}: {}", ran.story()));
                         Attempt { outcome, notes: notes(&ran.out()) }
                     }
-                    Trial::Judged { judge, .. } => {
+                    Trial::Judged { judge, .. } | Trial::Wasm { judge, .. } => {
                         let rig = Arc::new(Rig::open().await);
                         let scene = Scene { rig: rig.clone(), stack, bait, time_to_spare: false };
                         let found = judge(scene).await;
@@ -156,6 +166,7 @@ impl Suite {
         }
         let attempts = collect(tasks).await;
         close(shared).await;
+        close(taken_over).await;
         attempts
     }
 
@@ -179,7 +190,7 @@ impl Suite {
                 }
             };
             let row = self.rows[place.0];
-            let judged = matches!(row.trial, Trial::Judged { .. });
+            let judged = matches!(row.trial, Trial::Judged { .. } | Trial::Wasm { .. });
             if !judged && !weakened.contains_key(set) {
                 weakened.insert(set.to_vec(), Arc::new(rig_without(set).await));
             }
@@ -223,8 +234,13 @@ fn needed(control: Control) -> Result<&'static [Layer], String> {
         | Control::HostRoot(set)
         | Control::OpenImage(set)
         | Control::AnswersDiffer(set) => set,
-        Control::Bare | Control::BareAsRoot | Control::BareWithNetwork | Control::TimeToSpare => &[],
+        Control::Bare
+        | Control::BareAsRoot
+        | Control::BareWithNetwork
+        | Control::BareEngine(_)
+        | Control::TimeToSpare => &[],
         Control::Nothing(_) => return Err("no control:".into()),
+        Control::OfTheOuterWall => return Err("as a worker that was taken over:".into()),
     };
     let needs_root = matches!(control, Control::BareAsRoot)
         || layers.iter().any(|layer| layers::NEED_ROOT.contains(layer));
@@ -245,12 +261,17 @@ fn describe(control: Control) -> String {
         Control::BareAsRoot => "bare, as root".into(),
         Control::BareWithNetwork => "bare, with a network".into(),
         Control::TimeToSpare => "with time to spare".into(),
+        Control::BareEngine(_) => "in a bare Wasmtime".into(),
+        Control::OfTheOuterWall => "its control is that of the outer wall".into(),
         Control::Nothing(why) => why.into(),
     }
 }
 
 async fn control_one(row: &'static Row, control: Control, scene: Scene, strong: Vec<String>) -> Outcome {
-    if let Trial::Judged { judge, .. } = row.trial {
+    if let Control::BareEngine(bare) = control {
+        return expect(bare().await, &Finding::Escaped);
+    }
+    if let Trial::Judged { judge, .. } | Trial::Wasm { judge, .. } = row.trial {
         return expect(judge(scene).await, &Finding::Escaped);
     }
     let probe = || probe(&scene.rig, &scene.stack, row, &scene.bait);
@@ -296,6 +317,12 @@ fn expect(found: Result<Finding, String>, wanted: &Finding) -> Outcome {
 /// The cell of a row's probe.
 fn probe<'r>(rig: &'r Rig, stack: &Stack, row: &Row, bait: &Bait) -> CellBuilder<'r> {
     let argv = arguments(row, rig, bait);
+    if stack.contains(Wall::Wasm) {
+        let words: Vec<&str> = ["probe"].into_iter().chain(argv.iter().map(String::as_str)).collect();
+        // With a file, as native probes have one: so it also has a worker, and a scratch space, of its own.
+        let cell = cell(rig, stack).file("/work/probe", 0o755, PROBE);
+        return cell.component(&wasm::nothing(), &words).stdin(PROBE);
+    }
     let cell = cell(rig, stack).probe(argv.clone());
     match argv.iter().position(|arg| arg == GUEST) {
         // Only a shell can tell who its parent is, and it must be replaced by the probe to stay out of the way.
@@ -386,7 +413,7 @@ pub(crate) fn bait_program(bait: &Bait) -> std::path::PathBuf {
             .spawn()
             .expect("a shell");
         use std::io::Write;
-        cat.stdin.take().expect("a pipe").write_all(casemate_testkit::PROBE).expect("the shell reads it");
+        cat.stdin.take().expect("a pipe").write_all(PROBE).expect("the shell reads it");
         assert!(cat.wait().expect("the shell ends").success(), "the probe could not be written");
     }
     program

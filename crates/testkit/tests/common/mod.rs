@@ -87,6 +87,13 @@ impl Home {
         Home { dir, user: User::Ours, seen: Default::default() }
     }
 
+    /// With Python and JavaScript for WASM.
+    pub(crate) fn with_languages() -> Home {
+        let home = Home::new();
+        casemate_testkit::runtimes::give_to(&home.path());
+        home
+    }
+
     /// A home of the user [`NOBODY`], who also runs everything in it.
     pub(crate) fn unprivileged() -> Home {
         needs_root();
@@ -155,6 +162,16 @@ impl Home {
         finish(self.run_command(words))
     }
 
+    /// With this as standard input.
+    #[track_caller]
+    pub(crate) fn run_with(&self, words: &[&str], input: &str) -> Done {
+        let mut command = self.run_command(words);
+        command.stdin(Stdio::piped());
+        let mut running = Running::start(command);
+        running.feed(input.as_bytes());
+        running.finish()
+    }
+
     pub(crate) fn run_json(&self, words: &[&str]) -> (Done, Value) {
         let done = self.run(&[&["--json"], words].concat());
         let json = done.json();
@@ -165,6 +182,13 @@ impl Home {
     pub(crate) fn on_process(&self) -> [String; 6] {
         let policy = self.write_beside("process-policy.toml", PROCESS_POLICY);
         ["--policy", &policy, "--risk", "low", "--on", "process"].map(str::to_owned)
+    }
+
+    /// Flags for each stack that ends in WASM.
+    pub(crate) fn on_wasm(&self) -> [Vec<String>; 2] {
+        let mut process = self.on_process().to_vec();
+        process[5] = "process+wasm".into();
+        [vec!["--on".into(), "container+wasm".into()], process]
     }
 
     /// `evidence verify --all`, which must pass, as JSON.

@@ -9,9 +9,11 @@ mod program;
 mod streams;
 mod walls;
 
-use casemate_testkit::{Ran, Rig, Stack};
+use std::io::Write;
 
-/// Makes `container` and `process` tests of each body. A body that is not listed is dead code, which the build denies.
+use casemate_testkit::{CellBuilder, Ran, Rig, Stack, Wall};
+
+/// Makes a test of each body for each stack. A body that is not listed is dead code, which the build denies.
 macro_rules! on_every_stack {
     ($($chapter:ident: $($test:ident),+;)+) => {
         $($(
@@ -23,6 +25,14 @@ macro_rules! on_every_stack {
                 #[test]
                 fn process() {
                     crate::on("process", crate::$chapter::$test);
+                }
+                #[test]
+                fn container_wasm() {
+                    crate::on("container+wasm", crate::$chapter::$test);
+                }
+                #[test]
+                fn process_wasm() {
+                    crate::on("process+wasm", crate::$chapter::$test);
                 }
             }
         )+)+
@@ -38,13 +48,61 @@ on_every_stack! {
     files: files_go_in_as_they_are, trees_go_in_as_they_are, no_set_id_bit_goes_in, too_much_does_not_go_in,
         files_and_trees_come_out, what_is_missing_is_said, only_files_and_directories_come_out, too_much_does_not_come_out;
     limits: time_runs_out, processor_time_runs_out, processors_are_shared_out, memory_runs_out, disk_runs_out,
-        inodes_run_out, processes_run_out, descriptors_run_out, what_cannot_be_enforced_is_refused,
+        inodes_run_out, processes_run_out, descriptors_run_out, the_stack_runs_out, what_cannot_be_enforced_is_refused,
         unbounded_defaults_are_reported;
     walls: tracing_needs_to_be_asked_for, layers_are_never_traded, grants_that_do_not_exist_are_refused,
         the_host_image_is_the_hosts_programs, a_directory_is_an_image, the_callers_files_stay_as_they_are,
         an_image_with_too_many_names_is_not_run, many_images_stay_apart, the_posture_is_recorded;
     life: a_caller_can_cancel, a_dropped_execution_is_killed_and_recorded, usage_is_plausible, timings_tell_where_time_went,
         receipts_lead_to_records, refusals_are_recorded, executions_share_nothing, no_namespace_is_used_twice;
+}
+
+/// What cannot apply to a stack that ends in WASM, and why. There, its body shows that asking for it is refused, or what holds
+/// instead.
+const NOT_ON_WASM: &[(&str, &str)] = &[
+    ("commands_are_looked_up_in_path", "no native program runs there: a command is refused"),
+    ("a_command_that_cannot_run_is_refused", "every command is refused"),
+    ("the_work_directory_is_what_was_asked", "a working directory is refused; with files it is /work"),
+    (
+        "signals_are_reported",
+        "nobody can send one; a trap is reported as the signal that a native program would have got",
+    ),
+    ("processes_run_out", "there are no processes: os.fork does not exist"),
+    ("tracing_needs_to_be_asked_for", "there is nothing to trace: the need is refused"),
+    ("the_host_image_is_the_hosts_programs", "an instance sees no image, not even the host's"),
+    ("a_directory_is_an_image", "an image is refused"),
+    ("an_image_with_too_many_names_is_not_run", "an image is refused"),
+    ("many_images_stay_apart", "an image is refused"),
+    (
+        "no_namespace_is_used_twice",
+        "an instance has no namespaces to look at; the native stacks show that of the worker's cell",
+    ),
+];
+
+/// For people: a test that passes prints nothing by itself.
+#[test]
+fn what_cannot_apply_to_wasm_is_listed() {
+    let mut out = std::io::stdout().lock();
+    writeln!(out, "not applicable on container+wasm and process+wasm:").expect("standard output");
+    for (name, why) in NOT_ON_WASM {
+        writeln!(out, "  {name}: {why}").expect("standard output");
+    }
+}
+
+fn is_wasm(stack: &Stack) -> bool {
+    stack.contains(Wall::Wasm)
+}
+
+/// Whether this is a stack on which the body called `name` cannot apply. The table must say so.
+fn is_not_for(stack: &Stack, name: &str) -> bool {
+    let listed = NOT_ON_WASM.iter().any(|(listed, _)| *listed == name);
+    assert!(listed, "{name} is not in the table of what cannot apply");
+    is_wasm(stack)
+}
+
+/// Shows that what cannot apply is refused for a reason that names `about`.
+async fn refuses(cell: CellBuilder<'_>, about: &str) {
+    refused(&cell.run().await, about);
 }
 
 /// Runs one body on one stack.

@@ -1,8 +1,8 @@
 //! What runs: arguments, environment, working directory, status, languages.
 
-use casemate_testkit::{CodeSource, Language, Rig, Stack, Status, cell};
+use casemate_testkit::{CodeSource, Language, Rig, Stack, Status, cell, wasm};
 
-use crate::{refused, succeeded};
+use crate::{is_not_for, is_wasm, refused, refuses, succeeded};
 
 pub(crate) async fn arguments_arrive_unchanged(rig: &Rig, stack: &Stack) {
     let long = "x".repeat(120_000);
@@ -24,13 +24,15 @@ pub(crate) async fn arguments_arrive_unchanged(rig: &Rig, stack: &Stack) {
         &long,
     ];
     let print = "import os, sys; sys.stdout.buffer.write(b'\\0'.join(map(os.fsencode, sys.argv[1:])))";
-    let argv = ["python3", "-c", print].into_iter().chain(odd);
-    let ran = cell(rig, stack).command(argv).max_output("2M").run().await;
+    let ran = cell(rig, stack).python(print, &odd).max_output("2M").run().await;
     succeeded(&ran);
     assert!(ran.out() == odd.join("\0"), "{}", ran.story());
 }
 
 pub(crate) async fn commands_are_looked_up_in_path(rig: &Rig, stack: &Stack) {
+    if is_not_for(stack, "commands_are_looked_up_in_path") {
+        return refuses(cell(rig, stack).command(["env", "true"]), "native commands").await;
+    }
     let ran = cell(rig, stack).command(["env", "true"]).run().await;
     succeeded(&ran);
     // The first match that may be executed wins, as with execvp.
@@ -46,6 +48,9 @@ pub(crate) async fn commands_are_looked_up_in_path(rig: &Rig, stack: &Stack) {
 }
 
 pub(crate) async fn a_command_that_cannot_run_is_refused(rig: &Rig, stack: &Stack) {
+    if is_not_for(stack, "a_command_that_cannot_run_is_refused") {
+        return refuses(cell(rig, stack).command(["no-such-command"]), "native commands").await;
+    }
     refused(&cell(rig, stack).command(["no-such-command"]).run().await, "not found");
     refused(&cell(rig, stack).command(["/usr/bin/no-such-command"]).run().await, "not found");
     let text = cell(rig, stack).file("/work/text", 0o644, b"hello").command(["./text"]).run().await;
@@ -54,18 +59,36 @@ pub(crate) async fn a_command_that_cannot_run_is_refused(rig: &Rig, stack: &Stac
 }
 
 pub(crate) async fn the_environment_is_what_was_given(rig: &Rig, stack: &Stack) {
-    let ran = cell(rig, stack).env("GIVEN", "a=b c").env("EMPTY", "").command(["env", "-0"]).run().await;
+    // Python adds a variable of its own to what a native process has.
+    let env =
+        "import os; print(end=''.join(f'{k}={v}\\0' for k, v in os.environ.items() if k != 'LC_CTYPE'))";
+    let given = || cell(rig, stack).env("GIVEN", "a=b c").env("EMPTY", "");
+    let ran = given().file("/work/file", 0o644, b"").python(env, &[]).run().await;
     succeeded(&ran);
     let out = ran.out();
-    let mut names: Vec<&str> = out.split_terminator('\0').filter_map(|pair| pair.split('=').next()).collect();
-    names.sort_unstable();
-    assert_eq!(names, ["EMPTY", "GIVEN", "HOME", "PATH", "TMPDIR"]);
+    assert_eq!(names(&out), ["EMPTY", "GIVEN", "HOME", "PATH", "TMPDIR"]);
     assert!(out.contains("GIVEN=a=b c\0") && out.contains("EMPTY=\0"), "{out:?}");
-    let ran = cell(rig, stack).env("HOME", "/elsewhere").command(["printenv", "HOME"]).run().await;
+    if is_wasm(stack) {
+        let ran = given().python(env, &[]).run().await;
+        assert_eq!(names(&ran.out()), ["EMPTY", "GIVEN", "PATH"], "there are no directories to name");
+    }
+    let print = "import os; print(os.environ['HOME'])";
+    let ran = cell(rig, stack).env("HOME", "/elsewhere").python(print, &[]).run().await;
     assert_eq!(ran.out(), "/elsewhere\n");
 }
 
+fn names(out: &str) -> Vec<&str> {
+    let mut names: Vec<&str> = out.split_terminator('\0').filter_map(|pair| pair.split('=').next()).collect();
+    names.sort_unstable();
+    names
+}
+
 pub(crate) async fn the_work_directory_is_what_was_asked(rig: &Rig, stack: &Stack) {
+    if is_not_for(stack, "the_work_directory_is_what_was_asked") {
+        refuses(cell(rig, stack).cwd("/tmp"), "working directory").await;
+        let here = "import os; assert os.getcwd() == os.environ['HOME'] == '/work'; open('here', 'w')";
+        return succeeded(&cell(rig, stack).out("/work/here").python(here, &[]).run().await);
+    }
     let here = "test \"$PWD\" = \"$HOME\" && touch here";
     succeeded(&cell(rig, stack).shell(here).run().await);
     let there = "test \"$PWD\" = \"$TMPDIR\" && touch there";
@@ -84,12 +107,21 @@ pub(crate) async fn the_work_directory_is_what_was_asked(rig: &Rig, stack: &Stac
 
 pub(crate) async fn every_exit_code_is_reported(rig: &Rig, stack: &Stack) {
     for code in 0..=255 {
-        let ran = cell(rig, stack).shell(&format!("exit {code}")).run().await;
+        let ran = cell(rig, stack).python(&format!("raise SystemExit({code})"), &[]).run().await;
         assert_eq!(ran.code(), Some(code), "{}", ran.story());
     }
 }
 
 pub(crate) async fn signals_are_reported(rig: &Rig, stack: &Stack) {
+    if is_not_for(stack, "signals_are_reported") {
+        refuses(cell(rig, stack).shell("kill -9 $$"), "native commands").await;
+        for (args, signal) in [(&[][..], 4), (&["x"], 8), (&["x", "x"], 11), (&["x", "x", "x"], 11)] {
+            let ran = cell(rig, stack).component(&wasm::traps(), args).run().await;
+            assert_eq!(ran.outcome.status, Status::Signaled { signal }, "{}", ran.story());
+            assert!(ran.err().contains("wasm trap: "), "{}", ran.story());
+        }
+        return assert_eq!(cell(rig, stack).python("exit(137)", &[]).run().await.code(), Some(137));
+    }
     for signal in [1, 2, 3, 6, 9, 10, 11, 13, 15, 31] {
         let ran = cell(rig, stack).shell(&format!("kill -{signal} $$; sleep 5")).run().await;
         assert_eq!(ran.outcome.status, Status::Signaled { signal }, "{}", ran.story());
@@ -105,6 +137,11 @@ pub(crate) async fn code_runs_in_every_language(rig: &Rig, stack: &Stack) {
         (Language::Shell, "main.sh", "IFS='|'; echo \"$*\""),
     ];
     for (language, name, code) in programs {
+        if language == Language::Shell && is_wasm(stack) {
+            let code = CodeSource::Inline(code.to_owned());
+            refuses(cell(rig, stack).code(language, code, &[]), "cannot run shell").await;
+            continue;
+        }
         for inline in [true, false] {
             // Node counts a script's own name among the arguments, but not that of inline code.
             let code = code.replace("FIRST", if inline { "1" } else { "2" });

@@ -16,32 +16,37 @@ fn many_bytes() -> Vec<u8> {
     (0..5_000_000).map(|_| next()).collect()
 }
 
+const COPY: &str = "import shutil, sys; shutil.copyfileobj(sys.stdin.buffer, sys.stdout.buffer)";
+
 pub(crate) async fn input_is_empty_unless_provided(rig: &Rig, stack: &Stack) {
-    assert_eq!(cell(rig, stack).command(["wc", "-c"]).run().await.out().trim(), "0");
-    assert_eq!(cell(rig, stack).stdin("").command(["wc", "-c"]).run().await.out().trim(), "0");
-    assert_eq!(cell(rig, stack).stdin("five\0").command(["wc", "-c"]).run().await.out().trim(), "5");
+    let count = || cell(rig, stack).python("import sys; print(len(sys.stdin.buffer.read()))", &[]);
+    assert_eq!(count().run().await.out(), "0\n");
+    assert_eq!(count().stdin("").run().await.out(), "0\n");
+    assert_eq!(count().stdin("five\0").run().await.out(), "5\n");
 }
 
 pub(crate) async fn input_arrives_whole(rig: &Rig, stack: &Stack) {
     let bytes = many_bytes();
-    let ran = cell(rig, stack).stdin(bytes.clone()).command(["cat"]).max_output("8M").run().await;
+    let ran = cell(rig, stack).stdin(bytes.clone()).python(COPY, &[]).max_output("8M").run().await;
     succeeded(&ran);
     assert!(ran.stdout == bytes, "{} bytes came back", ran.stdout.len());
 }
 
 pub(crate) async fn input_may_be_left_unread(rig: &Rig, stack: &Stack) {
-    let ran = cell(rig, stack).stdin(many_bytes()).command(["head", "-c", "3"]).run().await;
+    let fed = |code: &str| cell(rig, stack).stdin(many_bytes()).python(code, &[]).run();
+    let ran = fed("import sys; sys.stdout.buffer.write(sys.stdin.buffer.read(3))").await;
     succeeded(&ran);
     assert_eq!(ran.stdout, many_bytes()[..3]);
-    succeeded(&cell(rig, stack).stdin(many_bytes()).command(["true"]).run().await);
-    let ran = cell(rig, stack).stdin(many_bytes()).shell("exec <&-; sleep 0.2; echo done").run().await;
-    assert_eq!(ran.out(), "done\n");
+    succeeded(&cell(rig, stack).stdin(many_bytes()).run().await);
+    let ran = fed("import os, time; os.close(0); time.sleep(0.2); print('done')").await;
+    assert_eq!(ran.out(), "done\n", "{}", ran.story());
 }
 
 pub(crate) async fn output_is_exact_to_the_byte(rig: &Rig, stack: &Stack) {
     let every: Vec<u8> = (0..=255).chain([0, 0xff, 0xc3, 0x28, b'\r', b'\n', 0]).collect();
-    let print = "cat bytes; cat bytes >&2";
-    let ran = cell(rig, stack).file("/work/bytes", 0o644, &every).shell(print).run().await;
+    let print = "import sys
+for out in sys.stdout, sys.stderr: out.buffer.write(open('bytes', 'rb').read())";
+    let ran = cell(rig, stack).file("/work/bytes", 0o644, &every).python(print, &[]).run().await;
     succeeded(&ran);
     assert_eq!(ran.stdout, every);
     assert_eq!(ran.stderr, every);
@@ -49,8 +54,11 @@ pub(crate) async fn output_is_exact_to_the_byte(rig: &Rig, stack: &Stack) {
 }
 
 pub(crate) async fn each_stream_keeps_its_order(rig: &Rig, stack: &Stack) {
-    let count = "i=0; while [ $i -lt 2000 ]; do echo out $i; echo err $i >&2; i=$((i+1)); done";
-    let ran = cell(rig, stack).shell(count).run().await;
+    let count = "import sys
+for i in range(2000):
+    print('out', i, flush=True)
+    print('err', i, file=sys.stderr, flush=True)";
+    let ran = cell(rig, stack).python(count, &[]).run().await;
     succeeded(&ran);
     let expected = |word: &str| (0..2000).map(|i| format!("{word} {i}\n")).collect::<String>();
     assert!(ran.out() == expected("out"), "standard output is out of order");
@@ -61,7 +69,7 @@ pub(crate) async fn a_slow_receiver_loses_nothing(rig: &Rig, stack: &Stack) {
     let bytes = many_bytes();
     let ran = cell(rig, stack)
         .stdin(bytes.clone())
-        .command(["cat"])
+        .python(COPY, &[])
         .max_output("8M")
         .slowly(Duration::from_millis(3))
         .run()
@@ -72,30 +80,37 @@ pub(crate) async fn a_slow_receiver_loses_nothing(rig: &Rig, stack: &Stack) {
 }
 
 pub(crate) async fn output_is_cut_at_the_limit(rig: &Rig, stack: &Stack) {
-    let write = |script: &str| cell(rig, stack).shell(script).max_output("100000").run();
-    let whole = write("head -c 100000 /dev/zero").await;
+    let write = |out: u32, err: u32| {
+        let code = format!(
+            "import os, sys\nsys.stdout.write('o' * {out}); sys.stdout.flush(); sys.stderr.write('e' * {err})"
+        );
+        cell(rig, stack).python(&code, &[]).max_output("100000").run()
+    };
+    let whole = write(100_000, 0).await;
     assert_eq!((whole.code(), whole.stdout.len()), (Some(0), 100_000), "{}", whole.outcome.status.describe());
     assert!(!whole.outcome.stdout_truncated && whole.hit(LimitKind::Output).is_none());
 
-    let cut = write("head -c 100001 /dev/zero").await;
+    let cut = write(100_001, 0).await;
     assert_eq!((cut.code(), cut.stdout.len()), (Some(0), 100_000));
     assert!(cut.outcome.stdout_truncated && !cut.outcome.stderr_truncated);
     let hit = cut.hit(LimitKind::Output).expect("the limit was hit");
     assert_eq!((hit.limit, hit.peak), (100_000, Some(100_001)));
 
-    let error = write("head -c 3000000 /dev/zero >&2; echo after").await;
+    let after = "import sys; sys.stderr.write('e' * 3000000); sys.stderr.flush(); print('after')";
+    let error = cell(rig, stack).python(after, &[]).max_output("100000").run().await;
     assert_eq!((error.code(), error.stderr.len(), error.stdout.len()), (Some(0), 100_000, 0));
     assert!(error.outcome.stdout_truncated && error.outcome.stderr_truncated, "both were cut");
 
-    let both = write("head -c 60000 /dev/zero; head -c 60000 /dev/zero >&2").await;
+    let both = write(60_000, 60_000).await;
     assert_eq!(both.stdout.len() + both.stderr.len(), 100_000, "the limit is for both together");
 }
 
 pub(crate) async fn no_output_at_all(rig: &Rig, stack: &Stack) {
-    let ran = cell(rig, stack).shell("echo out; echo err >&2; exit 3").max_output("0").run().await;
+    let speak = "import sys; print('out'); print('err', file=sys.stderr); exit(3)";
+    let ran = cell(rig, stack).python(speak, &[]).max_output("0").run().await;
     assert_eq!(ran.code(), Some(3), "{}", ran.story());
     assert!(ran.stdout.is_empty() && ran.stderr.is_empty());
     assert!(ran.outcome.stdout_truncated && ran.outcome.stderr_truncated);
-    let silent = cell(rig, stack).command(["true"]).max_output("0").run().await;
+    let silent = cell(rig, stack).max_output("0").run().await;
     assert!(!silent.outcome.stdout_truncated && silent.hit(LimitKind::Output).is_none());
 }

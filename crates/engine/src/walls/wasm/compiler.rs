@@ -16,7 +16,7 @@ use sha2::{Digest, Sha256};
 use tokio::sync::{OnceCell, Semaphore, mpsc};
 
 use super::cache::{Cache, Key};
-use crate::io::{Io, Stream};
+use crate::io::{Chunk, Io, Stream};
 use crate::run::{self, Ran, Trouble};
 use crate::wall::{Attachment, Wall, WallError};
 
@@ -25,18 +25,21 @@ const CPU_TIME: u64 = 60_000;
 const WALL_TIME: u64 = 120_000;
 const MEMORY: u64 = 2 << 30;
 const CODE: u64 = 512 << 20;
-/// Compilers at a time: whoever sends many bombs waits for their own.
-const AT_A_TIME: usize = 2;
+/// Compilers at a time, of all owners together and of each: whoever sends many bombs waits for their own.
+const AT_A_TIME: usize = 8;
+const OF_ONE_OWNER: usize = 1;
 /// Exit code of a compiler that was given nonsense.
 const REFUSED: i32 = 3;
 /// Compiled code that is kept in memory, by its number.
 const KEPT: usize = 64;
 
 pub(crate) struct Compiler {
-    cache: Cache,
+    cache: Arc<Cache>,
     /// Code by what it was compiled from, including what is being compiled.
     code: Mutex<HashMap<Key, Arc<Slot>>>,
     turns: Semaphore,
+    /// Of owners that have something to compile.
+    own_turns: Mutex<HashMap<String, Arc<Semaphore>>>,
 }
 
 type Slot = OnceCell<Result<Arc<OwnedFd>, Failure>>;
@@ -80,12 +83,14 @@ impl<'a> What<'a> {
 }
 
 impl What<'_> {
-    fn read(&self) -> io::Result<Vec<u8>> {
-        let bytes = match &self.bytes {
+    async fn read(&self) -> io::Result<Vec<u8>> {
+        let path = match &self.bytes {
             Bytes::Here(bytes) => return Ok(bytes.to_vec()),
-            Bytes::File(path) => std::fs::read(path)?,
+            Bytes::File(path) => path.clone(),
         };
-        match Sha256::digest(&bytes)[..] == self.digest {
+        let read = || std::fs::read(path).map(|bytes| (Sha256::digest(&bytes), bytes));
+        let (digest, bytes) = tokio::task::spawn_blocking(read).await.map_err(io::Error::other)??;
+        match digest[..] == self.digest {
             true => Ok(bytes),
             false => Err(io::Error::other(format!("the file of {} was changed", self.name))),
         }
@@ -103,7 +108,8 @@ pub(crate) struct Place<'a> {
 
 impl Compiler {
     pub(crate) fn new(cache: Cache) -> Compiler {
-        Compiler { cache, code: Mutex::default(), turns: Semaphore::new(AT_A_TIME) }
+        let (cache, turns) = (Arc::new(cache), Semaphore::new(AT_A_TIME));
+        Compiler { cache, code: Mutex::default(), turns, own_turns: Mutex::default() }
     }
 
     /// Compiled code in sealed memory: from memory, from disk, or made now.
@@ -139,21 +145,43 @@ impl Compiler {
         what: &What<'_>,
         place: Place<'_>,
     ) -> Result<Arc<OwnedFd>, Failure> {
-        let unreadable =
-            |error: std::io::Error| Failure::Failed(format!("the cache of compiled code: {error}"));
-        if let Some(found) = self.cache.load(key).map_err(unreadable)? {
+        if let Some(found) = self.in_cache(key, Cache::load).await? {
             return Ok(Arc::new(found));
         }
-        let _turn = self.turns.acquire().await.map_err(|_| Failure::Failed("shutting down".into()))?;
+        let closed = |_| Failure::Failed("shutting down".into());
+        let own = self.own_turns(&key.owner);
+        // First among their own: who waits there takes no place that others could have.
+        let _own = own.acquire().await.map_err(closed)?;
+        let _turn = self.turns.acquire().await.map_err(closed)?;
         let compiled = compile(key, what, place).await?;
-        self.cache.keep(key, &compiled).map(Arc::new).map_err(unreadable)
+        self.in_cache(key, move |cache, key| cache.keep(key, &compiled)).await.map(Arc::new)
+    }
+
+    /// Elsewhere: to check what an interpreter was compiled to takes tens of milliseconds, and other calls go on here.
+    async fn in_cache<T: Send + 'static>(
+        &self,
+        key: &Key,
+        work: impl FnOnce(&Cache, &Key) -> io::Result<T> + Send + 'static,
+    ) -> Result<T, Failure> {
+        let (cache, key) = (self.cache.clone(), key.clone());
+        let done = tokio::task::spawn_blocking(move || work(&cache, &key)).await;
+        done.map_err(io::Error::other)
+            .flatten()
+            .map_err(|error| Failure::Failed(format!("the cache of compiled code: {error}")))
+    }
+
+    fn own_turns(&self, owner: &str) -> Arc<Semaphore> {
+        let mut turns = self.own_turns.lock().unwrap_or_else(PoisonError::into_inner);
+        // Nobody waits for those that only this map knows.
+        turns.retain(|_, own| Arc::strong_count(own) > 1);
+        turns.entry(owner.to_owned()).or_insert_with(|| Arc::new(Semaphore::new(OF_ONE_OWNER))).clone()
     }
 }
 
 async fn compile(key: &Key, what: &What<'_>, place: Place<'_>) -> Result<Vec<u8>, Failure> {
     let refused = |reason: String, hint: &str| Failure::Refused(Refusal::new(reason, hint));
     let failed = |reason: String| Failure::Failed(format!("the compiler: {reason}"));
-    let bytes = what.read().map_err(|error| failed(error.to_string()))?;
+    let bytes = what.read().await.map_err(|error| failed(error.to_string()))?;
     let plan = plan(key.mode, place.stack).map_err(Failure::Refused)?;
     let program = (place.program)().map_err(|error| failed(error.to_string()))?;
     let attachment = Attachment { program: program.as_fd(), line: None };
@@ -161,25 +189,20 @@ async fn compile(key: &Key, what: &What<'_>, place: Place<'_>) -> Result<Vec<u8>
         place.wall.start_program(&plan, attachment).await.map_err(|error| failed(error.to_string()))?;
     let (output, mut chunks) = mpsc::channel(8);
     let io = Io { stdin: Some(Box::new(std::io::Cursor::new(bytes))), output: Some(output), ..Io::default() };
+    let (mut code, mut words) = (Vec::new(), Vec::new());
+    let mut take = |chunk: Chunk| match chunk.stream {
+        Stream::Stdout => code.extend(chunk.bytes),
+        Stream::Stderr => words.extend(chunk.bytes),
+    };
     let gather = async {
-        let (mut code, mut words) = (Vec::new(), Vec::new());
         while let Some(chunk) = chunks.recv().await {
-            match chunk.stream {
-                Stream::Stdout => code.extend(chunk.bytes),
-                Stream::Stderr => words.extend(chunk.bytes),
-            }
+            take(chunk);
         }
-        (code, words)
     };
     let mut ran = Ran::default();
     // Both ends of the output at once: neither waits for the other.
-    let (ended, (mut code, mut words)) = tokio::join!(run::run(cell, &plan, io, &mut ran), gather);
-    for chunk in std::mem::take(&mut ran.undelivered) {
-        match chunk.stream {
-            Stream::Stdout => code.extend(chunk.bytes),
-            Stream::Stderr => words.extend(chunk.bytes),
-        }
-    }
+    let (ended, ()) = tokio::join!(run::run(cell, &plan, io, &mut ran), gather);
+    std::mem::take(&mut ran.undelivered).into_iter().for_each(take);
     let name = what.name;
     match ended {
         Ok(Status::Exited { code: 0 }) if !ran.stdout_truncated => Ok(code),
@@ -197,6 +220,13 @@ async fn compile(key: &Key, what: &What<'_>, place: Place<'_>) -> Result<Vec<u8>
                     "{name} takes too much to compile: {}",
                     Status::Killed { cause, limit: None, peak: None }.describe()
                 ),
+                "make it smaller: its functions are too large, or too many",
+            ))
+        }
+        // Without a cgroup its own limits end it: a processor for too long, or memory that it does not get.
+        Ok(status @ Status::Signaled { signal: libc::SIGXCPU | libc::SIGABRT | libc::SIGKILL }) => {
+            Err(refused(
+                format!("{name} takes too much to compile: {}", status.describe()),
                 "make it smaller: its functions are too large, or too many",
             ))
         }

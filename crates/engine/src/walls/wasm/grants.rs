@@ -57,11 +57,12 @@ pub(super) fn check(
 
 #[cfg(test)]
 mod tests {
+    use super::super::line::Pace;
     use super::*;
 
     fn module(imports: &[&str]) -> Module {
         let imports = imports.iter().map(ToString::to_string).collect();
-        Module { number: 1, world: World::Command, imports, callable: Ok(()) }
+        Module { number: 1, world: World::Command, imports, callable: Ok(()), pace: Pace::default() }
     }
 
     fn refusal(import: &str) -> Refusal {

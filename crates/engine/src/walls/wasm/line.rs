@@ -3,13 +3,13 @@
 use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use casemate_wire::frame::{self, Body, Decoder, MAX_PAYLOAD, WINDOW};
 use casemate_wire::guest::ToHost;
-use casemate_wire::worker::{ModuleId, ToWorker, World};
+use casemate_wire::worker::{self as wire, ModuleId, ToWorker, World};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::sync::{Notify, mpsc, oneshot};
@@ -20,6 +20,28 @@ use crate::sys;
 
 /// What may wait for a call to be taken: more than both its windows allow, and a worker that sends it is broken.
 const MAX_WAITING: usize = 2 * WINDOW as usize + 8 * MAX_PAYLOAD;
+/// What flow control does not count takes memory as well: an empty frame, a message. A worker has few of them to send.
+const COST_OF_EVENT: usize = 1024;
+
+/// The answer to a call that computes for no longer than this is waited for without going to sleep: to be woken up would take as
+/// long again.
+const SHORT: Duration = Duration::from_micros(100);
+/// For how long.
+const PATIENCE: Duration = Duration::from_micros(200);
+
+/// Whether calls of a component are short, judged by its last one.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Pace(Arc<AtomicBool>);
+
+impl Pace {
+    pub(crate) fn is_short(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
+
+    fn note(&self, computed: Duration) {
+        self.0.store(computed < SHORT, Ordering::Relaxed);
+    }
+}
 
 /// One worker's line. Shared by whoever calls.
 pub(crate) struct Line {
@@ -46,6 +68,8 @@ struct State {
     /// Why nothing comes any more.
     ended: Option<String>,
     calls: HashMap<u32, Waiting>,
+    /// When the last call ended.
+    quiet_since: Option<Instant>,
     loads: HashMap<ModuleId, oneshot::Sender<Result<Loaded, String>>>,
 }
 
@@ -53,6 +77,12 @@ struct Waiting {
     events: mpsc::UnboundedSender<Event>,
     bytes: Arc<AtomicUsize>,
 }
+
+/// How long a worker may take to load code: it maps a file.
+const LOAD: Duration = Duration::from_secs(10);
+
+/// The worker ended before it could answer.
+pub(crate) struct Gone;
 
 /// What a worker says about code that it has.
 #[derive(Debug, Clone)]
@@ -70,6 +100,10 @@ pub(crate) struct CallChannel {
     events: mpsc::UnboundedReceiver<Event>,
     waiting: Arc<AtomicUsize>,
     ended: bool,
+    /// Whether the answer is waited for without going to sleep.
+    awake: bool,
+    /// Set once the worker was told of the call: whose pace it is an example of.
+    begun: Option<Pace>,
 }
 
 impl Line {
@@ -133,10 +167,17 @@ impl Line {
         self: &Arc<Line>,
         message: impl FnOnce(ModuleId) -> ToWorker,
         code: OwnedFd,
-    ) -> Result<Loaded, String> {
+    ) -> Result<Result<Loaded, String>, Gone> {
         let module = self.numbers.fetch_add(1, Ordering::Relaxed);
         let (sender, receiver) = oneshot::channel();
-        self.state().loads.insert(module, sender);
+        {
+            let mut state = self.state();
+            // Nobody is left who would ever answer.
+            if state.ended.is_some() {
+                return Err(Gone);
+            }
+            state.loads.insert(module, sender);
+        }
         {
             let mut outgoing = self.outgoing();
             let at = outgoing.bytes.len();
@@ -144,20 +185,34 @@ impl Line {
             frame::encode(0, Body::Message(&message(module).encode()), &mut outgoing.bytes);
         }
         self.flush();
-        receiver.await.unwrap_or_else(|_| Err("the worker ended".into()))
+        match tokio::time::timeout(LOAD, receiver).await {
+            Ok(answer) => answer.map_err(|_| Gone),
+            Err(_) => {
+                self.end(format!("it did not load code within {LOAD:?}"));
+                Err(Gone)
+            }
+        }
     }
 
-    pub(crate) fn call(self: &Arc<Line>) -> CallChannel {
-        // Zero is the control stream's.
+    /// A place for a call. One that is `short` is announced, so that the worker wakes up while the engine is still busy with it.
+    pub(crate) fn call(self: &Arc<Line>, short: bool) -> CallChannel {
+        // Four numbers each, so that the control stream's is nobody's.
         let base = self.numbers.fetch_add(1, Ordering::Relaxed).wrapping_mul(4);
         let (sender, events) = mpsc::unbounded_channel();
         let waiting = Arc::new(AtomicUsize::new(0));
         let mut state = self.state();
+        let alone = state.calls.is_empty();
+        let asleep = state.quiet_since.is_none_or(|since| since.elapsed() > wire::AWAKE);
         if state.ended.is_none() {
             state.calls.insert(base, Waiting { events: sender, bytes: waiting.clone() });
         }
         drop(state);
-        CallChannel { line: self.clone(), base, events, waiting, ended: false }
+        // With others, there is always somebody awake at both ends.
+        let awake = short && alone;
+        if awake && asleep {
+            self.tell(&ToWorker::Soon { processor: rustix::thread::sched_getcpu() as u32 });
+        }
+        CallChannel { line: self.clone(), base, events, waiting, ended: false, awake, begun: None }
     }
 
     /// Says something that has no answer.
@@ -240,7 +295,7 @@ impl Line {
         outgoing.bytes.is_empty()
     }
 
-    async fn listen(&self) -> io::Result<()> {
+    async fn listen(self: &Arc<Line>) -> io::Result<()> {
         let mut decoder = Decoder::default();
         loop {
             while let Some(frame) = decoder.next_frame().map_err(io::Error::other)? {
@@ -265,7 +320,7 @@ impl Line {
     }
 
     /// Hands an event to the call that it belongs to, in that call's own numbers.
-    fn route(&self, event: Event) -> io::Result<()> {
+    fn route(self: &Arc<Line>, event: Event) -> io::Result<()> {
         let (number, event) = match event {
             Event::Message(ToHost::Hello { version: casemate_wire::PROTOCOL_VERSION }) => {
                 self.state().hello = true;
@@ -289,6 +344,9 @@ impl Line {
             Event::Message(ToHost::OutputCut { exec }) => {
                 (exec, Event::Message(ToHost::OutputCut { exec: EXEC }))
             }
+            Event::Message(ToHost::HandlesSpent { exec }) => {
+                (exec, Event::Message(ToHost::HandlesSpent { exec: EXEC }))
+            }
             Event::Data { stream, bytes } => (stream, Event::Data { stream: stream & 3, bytes }),
             Event::Credit { stream, bytes } => (stream, Event::Credit { stream: stream & 3, bytes }),
             Event::End { stream } => (stream, Event::End { stream: stream & 3 }),
@@ -299,21 +357,23 @@ impl Line {
         let over = matches!(event, Event::Message(ToHost::Exited { .. } | ToHost::CallFailed { .. }));
         // A call that nobody waits for any more was given up.
         let Some(call) = state.calls.get(&number) else { return Ok(()) };
-        if let Event::Data { bytes, .. } = &event
-            && call.bytes.fetch_add(bytes.len(), Ordering::Relaxed) + bytes.len() > MAX_WAITING
-        {
+        let cost = cost(&event);
+        if call.bytes.fetch_add(cost, Ordering::Relaxed) + cost > MAX_WAITING {
             return Err(io::Error::other("the worker sends more than was asked for"));
         }
         let _ = call.events.send(event);
         if over {
             state.calls.remove(&number);
+            state.quiet_since = Some(Instant::now());
         }
         Ok(())
     }
 
-    fn loaded(&self, module: ModuleId, answer: Result<Loaded, String>) {
-        if let Some(sender) = self.state().loads.remove(&module) {
-            let _ = sender.send(answer);
+    fn loaded(self: &Arc<Line>, module: ModuleId, answer: Result<Loaded, String>) {
+        let Some(sender) = self.state().loads.remove(&module) else { return };
+        if let Err(Ok(_)) = sender.send(answer) {
+            // Whoever asked for it has gone.
+            self.tell(&ToWorker::Unload { module });
         }
     }
 
@@ -326,10 +386,24 @@ impl Line {
     }
 }
 
+/// What an event takes while it waits.
+fn cost(event: &Event) -> usize {
+    match event {
+        Event::Data { bytes, .. } if !bytes.is_empty() => bytes.len(),
+        _ => COST_OF_EVENT,
+    }
+}
+
 impl CallChannel {
     /// The number under which the worker knows this call.
     pub(crate) fn number(&self) -> u32 {
         self.base
+    }
+
+    /// Tells the worker of the call, which is an example of this pace.
+    pub(crate) fn begin(&mut self, call: wire::Call, pace: Pace) {
+        self.tell(&ToWorker::Call(call));
+        self.begun = Some(pace);
     }
 
     pub(crate) fn tell(&self, message: &ToWorker) {
@@ -342,13 +416,32 @@ impl CallChannel {
 
     pub(crate) async fn next(&mut self) -> Event {
         self.line.flush();
+        self.wait_awake().await;
         let Some(event) = self.events.recv().await else { return Event::Closed };
+        self.waiting.fetch_sub(cost(&event), Ordering::Relaxed);
         match &event {
-            Event::Data { bytes, .. } => drop(self.waiting.fetch_sub(bytes.len(), Ordering::Relaxed)),
-            Event::Message(ToHost::Exited { .. } | ToHost::CallFailed { .. }) => self.ended = true,
+            Event::Message(ToHost::Exited { usage, .. }) => {
+                if let Some(pace) = &self.begun {
+                    pace.note(Duration::from_micros(usage.cpu_micros));
+                }
+                self.ended = true;
+            }
+            Event::Message(ToHost::CallFailed { .. }) => self.ended = true,
             _ => {}
         }
         event
+    }
+
+    /// For a short while, while everybody else has their turn, here and on this processor.
+    async fn wait_awake(&mut self) {
+        if !std::mem::take(&mut self.awake) {
+            return;
+        }
+        let began = Instant::now();
+        while self.events.is_empty() && began.elapsed() < PATIENCE {
+            std::thread::yield_now();
+            tokio::task::yield_now().await;
+        }
     }
 
     /// Something to end the call with, for who does not have this.
@@ -379,6 +472,11 @@ const GIVE_UP: Duration = Duration::from_secs(1);
 impl Drop for CallChannel {
     fn drop(&mut self) {
         if self.ended || !self.line.is_alive() {
+            return;
+        }
+        if self.begun.is_none() {
+            // The worker knows nothing of it.
+            self.line.state().calls.remove(&self.base);
             return;
         }
         self.remote().cancel();

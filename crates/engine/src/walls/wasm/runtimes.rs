@@ -16,12 +16,13 @@ use casemate_core::request::Language;
 use sha2::{Digest, Sha256};
 
 use super::compiler::{Bytes, What};
+use crate::sys;
 
 /// Owner of their compiled code. No tenant can have this name.
 pub(super) const OWNER: &str = "_runtimes";
 
 /// Languages that there can be an interpreter for.
-const LANGUAGES: [Language; 2] = [Language::Python, Language::Javascript];
+pub(crate) const LANGUAGES: [Language; 2] = [Language::Python, Language::Javascript];
 
 pub(crate) struct Runtimes {
     directory: PathBuf,
@@ -45,7 +46,15 @@ impl Runtimes {
             let language = LANGUAGES.into_iter().find(|known| known.as_str() == language)?;
             Some((language, unhex(digest)?))
         };
-        let found = names.filter_map(|entry| named(entry.file_name().into_string().ok()?)).collect();
+        let mut found: Vec<_> = names
+            .filter_map(|entry| {
+                let made = entry.metadata().and_then(|meta| meta.modified()).ok()?;
+                Some((made, named(entry.file_name().into_string().ok()?)?))
+            })
+            .collect();
+        // Of two that a crash has left, the newer one counts.
+        found.sort();
+        let found = found.into_iter().map(|(_, found)| found).collect();
         Runtimes { directory, found: Mutex::new(found) }
     }
 
@@ -68,12 +77,16 @@ impl Runtimes {
         let digest: [u8; 32] = Sha256::digest(bytes).into();
         DirBuilder::new().recursive(true).mode(0o700).create(&self.directory)?;
         let path = self.path(language, digest);
-        let fresh = path.with_extension("new");
+        // Two may be at it at once.
+        let fresh = path.with_extension(hex(&sys::random::<8>()?));
         fs::write(&fresh, bytes)?;
         fs::rename(&fresh, &path)?;
-        let before = self.found.lock().unwrap_or_else(PoisonError::into_inner).insert(language, digest);
-        if let Some(before) = before.filter(|before| *before != digest) {
-            let _ = fs::remove_file(self.path(language, before));
+        self.found.lock().unwrap_or_else(PoisonError::into_inner).insert(language, digest);
+        for entry in fs::read_dir(&self.directory)?.flatten().filter(|entry| entry.path() != path) {
+            let name = entry.file_name().to_string_lossy().into_owned();
+            if name.starts_with(&format!("{language}-")) && name.ends_with(".wasm") {
+                let _ = fs::remove_file(entry.path());
+            }
         }
         Ok(Installed { language, digest, path })
     }

@@ -18,7 +18,7 @@ use sha2::{Digest, Sha256};
 use tokio::sync::OnceCell;
 use tokio::time::timeout;
 
-use super::line::Line;
+use super::line::{Gone, Line, Pace};
 use crate::recorder::Store;
 use crate::run::{self, Trouble};
 use crate::sys;
@@ -60,6 +60,8 @@ impl Modules {
     /// The place of `what`, and what had to go for it.
     fn slot(&mut self, what: What) -> (Arc<OnceCell<Module>>, Option<Module>) {
         self.uses += 1;
+        // What nobody waits for any more, and never came.
+        self.slots.retain(|_, (_, slot)| slot.initialized() || Arc::strong_count(slot) > 1);
         let mut gone = None;
         if self.slots.len() >= MAX_MODULES && !self.slots.contains_key(&what) {
             let loaded = self.slots.iter().filter(|(_, (_, slot))| slot.initialized());
@@ -80,6 +82,7 @@ pub(super) struct Module {
     pub(super) world: World,
     pub(super) imports: Vec<String>,
     pub(super) callable: Result<(), String>,
+    pub(super) pace: Pace,
 }
 
 /// The record of a shared worker, until it ends.
@@ -202,11 +205,19 @@ impl Worker {
         Ok(())
     }
 
+    /// Whether its calls of this code were short until now.
+    pub(super) fn is_short(&self, what: What) -> bool {
+        let modules = self.modules.lock().unwrap_or_else(PoisonError::into_inner);
+        let module = modules.slots.get(&what).and_then(|(_, slot)| slot.get());
+        module.is_some_and(|module| module.pace.is_short())
+    }
+
     /// Code that this worker has, or gets now.
     pub(super) async fn module(
         &self,
         what: What,
         maker: Maker,
+        name: &str,
         code: impl Future<Output = Result<Arc<OwnedFd>, Trouble>>,
     ) -> Result<Module, Trouble> {
         let (slot, gone) = self.modules.lock().unwrap_or_else(PoisonError::into_inner).slot(what);
@@ -217,16 +228,39 @@ impl Worker {
             let code = code.await?;
             let copy = code.try_clone().map_err(|error| Trouble::Failed(error.to_string()))?;
             let message = |module| ToWorker::Load { module, mode: what.1, maker };
-            let loaded = self.line.load(message, copy).await;
-            let loaded =
-                loaded.map_err(|why| Trouble::Failed(format!("the worker cannot load the code: {why}")))?;
+            let loaded = match self.line.load(message, copy).await {
+                Ok(Ok(loaded)) => loaded,
+                Ok(Err(why)) => {
+                    return Err(Trouble::Refused(Refusal::new(
+                        format!("{name} cannot be loaded: {why}"),
+                        "an instance has room for so many memories, tables, globals and imports; make do with fewer",
+                    )));
+                }
+                Err(Gone) => return Err(Trouble::Failed("the worker ended while it loaded the code".into())),
+            };
             let (world, callable) = match loaded.world {
                 Ok(world) => (world, Ok(())),
                 Err(why) => (World::Tool, Err(why)),
             };
-            Ok(Module { number: loaded.module, world, imports: loaded.imports, callable })
+            Ok(Module {
+                number: loaded.module,
+                world,
+                imports: loaded.imports,
+                callable,
+                pace: Pace::default(),
+            })
         };
-        slot.get_or_try_init(|| load).await.cloned()
+        let loaded = slot.get_or_try_init(|| load).await.cloned();
+        if loaded.is_err() {
+            // A place that nothing is in would be kept for ever.
+            let mut modules = self.modules.lock().unwrap_or_else(PoisonError::into_inner);
+            let ours =
+                |(_, kept): &(u64, Arc<OnceCell<Module>>)| Arc::ptr_eq(kept, &slot) && !kept.initialized();
+            if modules.slots.get(&what).is_some_and(ours) {
+                modules.slots.remove(&what);
+            }
+        }
+        loaded
     }
 
     /// Ends this worker, with its cell.

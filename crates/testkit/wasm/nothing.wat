@@ -1,0 +1,4 @@
+;; Does nothing, for which it needs nothing.
+(module
+  (memory (export "memory") 1)
+  (func (export "_start")))

@@ -1,5 +1,5 @@
-//! Builds the programs that are embedded in the engine: the launcher, which has the guest in it, the WASM worker, and the WASM
-//! compiler, each as a static binary.
+//! Builds the programs that are embedded in the engine: the launcher, which has the guest in it, the guest by itself, the WASM
+//! worker, and the WASM compiler, each as a static binary.
 //!
 //! They need their own flags and profiles, and must not share features with each other, so this runs its own cargo for each, in
 //! its own target directory: the outer cargo holds the lock of the other one.
@@ -19,21 +19,18 @@ struct Agent {
     target: &'static str,
 }
 
-const AGENTS: [Agent; 3] = [
-    Agent {
-        package: "casemate-launcher",
-        profile: "agent",
-        features: "bare",
-        // Static, position independent, and without a C library or its entry point (see `casemate-bare`). Relocations are
-        // packed: they were a tenth of the program.
-        flags: &[
-            "-C target-feature=+crt-static",
-            "-C link-arg=-nostartfiles",
-            "-C link-arg=-nostdlib",
-            "-C link-arg=-Wl,-z,pack-relative-relocs",
-        ],
-        target: "agents",
-    },
+/// Static, position independent, and without a C library or its entry point (see `casemate-bare`). Relocations are packed: they
+/// were a tenth of the program.
+const BARE: &[&str] = &[
+    "-C target-feature=+crt-static",
+    "-C link-arg=-nostartfiles",
+    "-C link-arg=-nostdlib",
+    "-C link-arg=-Wl,-z,pack-relative-relocs",
+];
+
+const AGENTS: [Agent; 4] = [
+    Agent { package: "casemate-launcher", profile: "agent", features: "bare", flags: BARE, target: "agents" },
+    Agent { package: "casemate-guest", profile: "agent", features: "bare", flags: BARE, target: "agents" },
     Agent {
         package: "casemate-wasm",
         profile: "worker",

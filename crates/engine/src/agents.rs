@@ -1,4 +1,5 @@
-//! Our other programs, carried inside this binary: the launcher, with the guest in it, the WASM worker and its compiler.
+//! Our other programs, carried inside this binary: the launcher, with the guest in it; the guest by itself, for walls that have to
+//! start one; the WASM worker and its compiler.
 
 use std::borrow::Cow;
 use std::io;
@@ -14,6 +15,7 @@ pub struct Agents {
 }
 
 const LAUNCHER: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/casemate-launcher"));
+const GUEST: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/casemate-guest"));
 const WORKER: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/casemate-wasm"));
 const COMPILER: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/casemate-wasm-compile"));
 
@@ -42,6 +44,11 @@ impl Agents {
 
     pub(crate) fn launcher(&self) -> io::Result<OwnedFd> {
         sys::sealed_program("casemate-launcher", &self.launcher)
+    }
+
+    /// Open for reading only: gVisor wants it so.
+    pub(crate) fn guest(&self) -> io::Result<OwnedFd> {
+        sys::reopened_for_reading(&sys::sealed_program("casemate-guest", GUEST)?)
     }
 
     pub(crate) fn worker(&self) -> io::Result<OwnedFd> {

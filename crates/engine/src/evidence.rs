@@ -12,12 +12,13 @@ use casemate_core::limits::{Bound, LimitKind};
 use casemate_core::outcome::{LimitHit, Outcome, Refusal, Status};
 use casemate_core::plan::Plan;
 use casemate_core::request::{CodeSource, GuestPath, ImageRef, Isolation, Request, Stdin, Workload};
-use casemate_wire::guest::{Config, Program};
+use casemate_wire::guest::{Config, Landlock, Program};
 use casemate_wire::launch::Posture;
 use serde_json::{Map, Value, json};
 use sha2::{Digest, Sha256};
 
 use crate::run::{Digests, Ran};
+use crate::wall::Begun;
 use shape::{
     Asked, AskedComponent, AskedSource, AskedWorkload, DecidedLimit, Decision, Ended, Hit, Identified, Other,
     Shown, Truncated, Used,
@@ -222,8 +223,17 @@ fn isolation(isolation: &Isolation) -> Cow<'_, str> {
     }
 }
 
+/// What stands around a payload, as it was seen before it began.
+pub(crate) fn observed(begun: &Begun, runtime: &Value) -> Value {
+    let mut observed = posture(&begun.posture);
+    if !runtime.is_null() {
+        observed["runtime"] = runtime.clone();
+    }
+    observed
+}
+
 /// Read from outside.
-pub(crate) fn posture(seen: &Posture) -> Value {
+fn posture(seen: &Posture) -> Value {
     let pairs =
         |pairs: &[(String, String)]| pairs.iter().map(|(k, v)| (k.clone(), json!(v))).collect::<Map<_, _>>();
     json!({
@@ -248,8 +258,13 @@ pub(crate) fn posture(seen: &Posture) -> Value {
 /// What cannot be read from outside, as it was applied.
 pub(crate) fn applied(config: &Config) -> Value {
     let filter = filter_digest(config.program());
-    let rules = config.landlock.iter().map(|rule| format!("{} {:?}", rule.path, rule.access));
-    json!({"landlock": rules.collect::<Vec<_>>(), "seccomp_sha256": filter})
+    let landlock = match &config.landlock {
+        Landlock::Rules(rules) => {
+            rules.iter().map(|rule| format!("{} {:?}", rule.path, rule.access)).collect::<Vec<_>>().into()
+        }
+        Landlock::NotThere => Value::Null,
+    };
+    json!({"landlock": landlock, "seccomp_sha256": filter})
 }
 
 /// Digest of a filter's code. There are few of them, and they do not change while this process lives.

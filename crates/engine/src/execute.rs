@@ -24,12 +24,14 @@ use crate::agents::Agents;
 use crate::home::{Home, HomeError};
 use crate::io::{Chunk, Io};
 use crate::launcher::{Keeper, Launcher, LauncherError, Waiting};
+use crate::profiles::Here;
 use crate::program::Programs;
 use crate::record::Record;
 use crate::recorder::{Receipt, Store, StoreError};
 use crate::run::{self, Ran, Trouble};
 use crate::wall::{Cell, Wall, WallError};
 use crate::walls::container::Container;
+use crate::walls::gvisor::Gvisor;
 use crate::walls::process::Process;
 use crate::walls::wasm::{Runtimes, Wasm};
 use crate::watch::cancelled;
@@ -109,8 +111,9 @@ pub struct Engine {
     run: String,
     home: Arc<Home>,
     hello: Hello,
-    container: Container,
+    container: Arc<Container>,
     process: Process,
+    gvisor: Gvisor,
     wasm: Wasm,
     programs: Programs,
     decisions: Mutex<HashMap<Shape, Arc<Decision>>>,
@@ -220,16 +223,20 @@ impl Engine {
             }
         };
         let runtimes = Arc::new(Runtimes::find(&dir));
-        let profiles = crate::profiles::profiles(launcher.hello(), &runtimes.languages());
         let (store, run) = (Arc::new(store), home.run.to_string());
+        let container = Arc::new(Container { keeper, home: home.clone() });
+        let gvisor = Gvisor::new(&dir, agents.clone(), container.clone());
+        let here =
+            Here { hello: launcher.hello(), gvisor: gvisor.missing(), languages: &runtimes.languages() };
         Ok(Engine {
             policy,
-            profiles,
+            profiles: crate::profiles::profiles(&here),
             wasm: Wasm::new(&dir, agents.clone(), runtimes, store.clone(), run.clone()),
             store,
             run,
             hello: launcher.hello().clone(),
-            container: Container { keeper, home: home.clone() },
+            container,
+            gvisor,
             process: Process {
                 keeper: Keeper::new(agents, home.clone(), Serves::Process, ahead),
                 home: home.clone(),
@@ -343,13 +350,15 @@ impl Engine {
         component: &[u8],
         progress: impl FnMut(&str),
     ) -> Result<(), Refusal> {
-        let installed = self.wasm.install(language, component, &self.container, progress).await;
+        let installed = self.wasm.install(language, component, &*self.container, progress).await;
         installed.map_err(|trouble| match trouble {
             Trouble::Refused(refusal) => refusal,
             Trouble::Failed(reason) => Refusal::new(reason, "`casemate doctor` says what stands here"),
             Trouble::Cancelled => Refusal::new("cancelled", "try again"),
         })?;
-        self.profiles = crate::profiles::profiles(&self.hello, &self.wasm.languages());
+        let languages = self.wasm.languages();
+        let here = Here { hello: &self.hello, gvisor: self.gvisor.missing(), languages: &languages };
+        self.profiles = crate::profiles::profiles(&here);
         self.decisions.lock().unwrap_or_else(PoisonError::into_inner).clear();
         Ok(())
     }
@@ -363,8 +372,11 @@ impl Engine {
     /// way out, which are waited for when the [`Leaving`] is dropped.
     pub async fn shutdown(self) -> Result<Leaving, OpenError> {
         self.wasm.shutdown().await;
-        let Engine { container, process, wasm, home, store, .. } = self;
-        drop(wasm);
+        let Engine { container, process, gvisor, wasm, home, store, .. } = self;
+        drop((wasm, gvisor));
+        let Some(container) = Arc::into_inner(container) else {
+            return Err(OpenError::Launcher("somebody still uses it".into()));
+        };
         // The disk and the launchers take their time at the same time.
         let mut synced = None;
         let process_leaving = process.keeper.shutdown(|| ()).await;
@@ -429,8 +441,9 @@ impl Engine {
     fn outer(&self, plan: &Plan) -> &dyn Wall {
         match plan.stack().outermost() {
             WallName::Process => &self.process,
-            // The router only hands out stacks whose profile is ready, and these two are all there are today.
-            _ => &self.container,
+            WallName::Gvisor => &self.gvisor,
+            // The router only hands out stacks whose profile is ready, and these are all there are today.
+            _ => &*self.container,
         }
     }
 }

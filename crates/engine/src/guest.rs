@@ -62,6 +62,13 @@ impl Channel {
         }
     }
 
+    /// Queues a message for a guest; a worker has none of these.
+    pub(crate) fn ask(&mut self, message: &ToGuest) {
+        if let Channel::Guest(channel) = self {
+            channel.tell(message);
+        }
+    }
+
     /// The next event. Safe to cancel: nothing is lost.
     pub(crate) async fn next(&mut self) -> Result<Event, ChannelError> {
         match self {

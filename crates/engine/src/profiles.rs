@@ -3,20 +3,31 @@
 use std::collections::BTreeSet;
 
 use casemate_core::limits::LimitKind;
+use casemate_core::outcome::Refusal;
 use casemate_core::request::{Language, Need};
-use casemate_core::route::{Clauses, ImageKind, Profile, Support};
+use casemate_core::route::{Clauses, ImageKind, Profile, State, Support};
 use casemate_core::stack::{Stack, Wall};
 use casemate_wire::launch::{Hello, Privilege};
 
 /// The Landlock ABI that confines signals and abstract sockets; without namespaces nothing else does.
 const SCOPED_ABI: u32 = 6;
 
-/// One profile per stack there is, usable or not, cheapest first. `wasm_languages` are those with an interpreter in WASM.
-pub(crate) fn profiles(hello: &Hello, wasm_languages: &[Language]) -> Vec<Profile> {
-    Stack::all().map(|stack| profile(stack, hello, wasm_languages)).collect()
+/// What decides here what a stack can do.
+pub(crate) struct Here<'a> {
+    pub(crate) hello: &'a Hello,
+    /// Why there is no gVisor, as far as is known.
+    pub(crate) gvisor: Option<Refusal>,
+    /// Those with an interpreter in WASM.
+    pub(crate) languages: &'a [Language],
 }
 
-fn profile(stack: Stack, hello: &Hello, wasm_languages: &[Language]) -> Profile {
+/// One profile per stack there is, usable or not, cheapest first.
+pub(crate) fn profiles(here: &Here<'_>) -> Vec<Profile> {
+    Stack::all().map(|stack| profile(stack, here)).collect()
+}
+
+fn profile(stack: Stack, here: &Here<'_>) -> Profile {
+    let Here { hello, languages: wasm_languages, .. } = here;
     let class = stack.nominal_class();
     let cost = cost(&stack);
     let profile = Profile::new(stack.clone(), class, cost);
@@ -25,6 +36,8 @@ fn profile(stack: Stack, hello: &Hello, wasm_languages: &[Language]) -> Profile 
         [Wall::Process] => process(profile, hello),
         [Wall::Container, Wall::Wasm] => wasm(container(profile, hello), wasm_languages),
         [Wall::Process, Wall::Wasm] => wasm(process(profile, hello), wasm_languages),
+        [Wall::Gvisor] => gvisor(profile, here),
+        [Wall::Gvisor, Wall::Wasm] => wasm(gvisor(profile, here), wasm_languages),
         _ => profile.supporting(promised(&stack)).missing(
             "not part of this version",
             "a later version brings it; `casemate doctor` lists what is ready",
@@ -104,6 +117,15 @@ fn container(profile: Profile, hello: &Hello) -> Profile {
         LimitKind::Pids,
     ];
     with_cgroups(profile.enforcing(always), hello)
+}
+
+/// A container with another kernel in it, which counts processes itself.
+fn gvisor(profile: Profile, here: &Here<'_>) -> Profile {
+    let profile = container(profile, here.hello);
+    match (profile.state(), &here.gvisor) {
+        (State::Ready, Some(refusal)) => profile.missing(refusal.reason.clone(), refusal.hint.clone()),
+        _ => profile,
+    }
 }
 
 fn process(profile: Profile, hello: &Hello) -> Profile {

@@ -86,7 +86,10 @@ pub(crate) enum Trouble {
 
 impl From<WallError> for Trouble {
     fn from(error: WallError) -> Trouble {
-        Trouble::Failed(error.to_string())
+        match error {
+            WallError::Failed(reason) => Trouble::Failed(reason),
+            WallError::Refused(refusal) => Trouble::Refused(refusal),
+        }
     }
 }
 
@@ -155,9 +158,9 @@ async fn begin_program(
     }
     let (begun, early) = start(cell, plan, stdin).await?;
     ran.timings.mark("launch");
-    ran.steps = begun.steps;
     // Written down while the payload runs.
-    ran.observed = Some(evidence::posture(&begun.posture));
+    ran.observed = Some(evidence::observed(&begun, &cell.runtime));
+    ran.steps = begun.steps;
     if let Job::Program { config, .. } = &cell.job {
         ran.applied = Some(evidence::applied(config));
     }

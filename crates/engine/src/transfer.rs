@@ -6,6 +6,7 @@ use std::time::Duration;
 use casemate_core::limits::LimitKind;
 use casemate_core::outcome::Refusal;
 use casemate_core::plan::Plan;
+use casemate_wire::PROTOCOL_VERSION;
 use casemate_wire::frame::{Body, ReceiveWindow, SendWindow};
 use casemate_wire::guest::{Entry, ToGuest, ToHost};
 use sha2::{Digest, Sha256};
@@ -102,7 +103,7 @@ async fn put_one(
                     _ => failed(std::io::Error::from_raw_os_error(errno).to_string()),
                 });
             }
-            Event::Message(ToHost::Hello { .. }) => {}
+            Event::Message(ToHost::Hello { version: PROTOCOL_VERSION }) => {}
             Event::Closed => return Err(run::why_closed(cell, "the guest ended while files were put").await),
             _ => return Err(ChannelError::Order("unexpected frame during a transfer").into()),
         }
@@ -209,6 +210,8 @@ async fn get_one(
             }
             // What the ended payload's streams still had.
             Event::Credit { .. } | Event::End { .. } => {}
+            // Nobody listens to the guest of a worker before its files are asked for, nor for an answer that took too long.
+            Event::Message(ToHost::Hello { version: PROTOCOL_VERSION } | ToHost::Measured(_)) => {}
             _ => return Err(ChannelError::Order("unexpected frame during a transfer").into()),
         }
     }
@@ -236,7 +239,85 @@ fn check_relative(path: &str) -> Result<(), Trouble> {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Write;
+    use std::os::unix::net::UnixStream;
+
+    use casemate_core::limits::LimitsDraft;
+    use casemate_core::request::{Request, RequestDraft, Workload};
+    use casemate_core::stack::{Stack, Wall};
+    use casemate_wire::frame;
+    use casemate_wire::guest::{Config, Filter, Ids, Inside, Landlock, Network, Ptrace, Rlimits};
+    use casemate_wire::launch::{Attached, Counters};
+
     use super::*;
+    use crate::guest::{Channel, GuestChannel};
+    use crate::wall::{Begun, Control, Gauges, Job, Later, Places, WallError};
+
+    struct Nobody;
+
+    impl Control for Nobody {
+        fn proceed(&mut self) -> Later<'_, Result<Begun, WallError>> {
+            Box::pin(std::future::pending())
+        }
+        fn measure(&mut self) -> Later<'_, Result<Counters, WallError>> {
+            Box::pin(std::future::pending())
+        }
+        fn finish(&mut self) -> Later<'_, Result<Counters, WallError>> {
+            Box::pin(std::future::pending())
+        }
+    }
+
+    /// What comes of one file that is to come out, when this is all that its guest says.
+    fn got(said: &[ToHost]) -> Result<(), Trouble> {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+        runtime.block_on(async {
+            let (ours, mut theirs) = UnixStream::pair().expect("a pair of sockets");
+            ours.set_nonblocking(true).expect("a socket");
+            let mut frames = Vec::new();
+            for message in said {
+                frame::encode(0, Body::Message(&message.encode()), &mut frames);
+            }
+            theirs.write_all(&frames).expect("room for a few frames");
+            let mut cell = Cell {
+                channel: Channel::Guest(GuestChannel::new(ours.into()).expect("a channel")),
+                job: Job::Program { config: config(), attached: Attached::Nothing },
+                places: Places { work: "/work".into(), tmp: "/tmp".into() },
+                control: Box::new(Nobody),
+                gauges: Gauges::Outside,
+                runtime: serde_json::Value::Null,
+            };
+            let request = Request::new(RequestDraft::new(Workload::Command { argv: vec!["true".into()] }));
+            let plan =
+                Plan::of_our_own(request.expect("valid"), LimitsDraft::new(), Stack::of(Wall::Container));
+            let plan = plan.unwrap_or_else(|refusal| panic!("{}", refusal.reason));
+            get_one(&mut cell, &plan, &mut Io::default(), &mut Ran::default(), 0, "/work/x").await
+        })
+    }
+
+    fn config() -> Config {
+        Config {
+            version: PROTOCOL_VERSION,
+            payload_id: None,
+            network: Network::None,
+            ids: Ids::Own,
+            ptrace: Ptrace::Denied,
+            filter: Filter::Inherited,
+            rlimits: Rlimits { open_files: 1, processes: None, cpu_seconds: None, file_size: None },
+            landlock: Landlock::NotThere,
+            file_roots: Vec::new(),
+        }
+    }
+
+    /// The first frame of a worker's guest may be read when its files are asked for, and not before.
+    #[test]
+    fn a_hello_that_nobody_had_read_is_no_breach() {
+        let done = ToHost::GetDone { id: FIRST + (1 << 16) };
+        let hello = |version| ToHost::Hello { version };
+        assert!(got(&[hello(PROTOCOL_VERSION), done.clone()]).is_ok());
+        assert!(got(&[ToHost::Measured(Inside::default()), done.clone()]).is_ok());
+        assert!(got(&[hello(PROTOCOL_VERSION + 1), done.clone()]).is_err());
+        assert!(got(&[ToHost::PutDone { id: 1 }, done]).is_err());
+    }
 
     #[test]
     fn names_that_leave_the_directory_are_refused() {

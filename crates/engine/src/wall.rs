@@ -3,19 +3,27 @@
 use std::os::fd::BorrowedFd;
 use std::pin::Pin;
 
+use casemate_core::outcome::Refusal;
 use casemate_core::plan::Plan;
 use casemate_wire::guest::Config;
 use casemate_wire::launch::{Attached, Counters, Posture};
+use serde_json::Value;
 
 use crate::guest::{Channel, GuestChannel};
 use crate::walls::wasm::Call;
 
 pub(crate) type Later<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
-/// Something about the host went wrong: never the workload's fault.
+/// Why there is no cell. Never the workload's fault.
 #[derive(Debug, thiserror::Error)]
-#[error("{0}")]
-pub(crate) struct WallError(pub(crate) String);
+pub(crate) enum WallError {
+    /// Something about the host went wrong.
+    #[error("{0}")]
+    Failed(String),
+    /// This wall cannot stand here, and this is what would help.
+    #[error("{}", .0.reason)]
+    Refused(Refusal),
+}
 
 pub(crate) trait Wall: Send + Sync {
     /// Starts a new cell for one execution. The channel can be used at once; whether the guest came up, [`Control::proceed`] tells.
@@ -60,6 +68,18 @@ pub(crate) struct Cell {
     pub(crate) job: Job,
     pub(crate) places: Places,
     pub(crate) control: Box<dyn Control>,
+    pub(crate) gauges: Gauges,
+    /// Whose software stands around it, where it is not only ours: for the record.
+    pub(crate) runtime: Value,
+}
+
+/// Where the processes, open files and disk of a cell are seen.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Gauges {
+    /// [`Control::measure`] tells all that can be told.
+    Outside,
+    /// Some only inside: the guest is asked, too.
+    Inside,
 }
 
 /// What a cell is for.

@@ -8,7 +8,7 @@ use casemate_core::limits::LimitKind;
 use casemate_core::outcome::{Cause, LimitHit, Status};
 use casemate_core::plan::Plan;
 use casemate_wire::frame::{Body, ReceiveWindow, SendWindow};
-use casemate_wire::guest::{Discarded, ProcessUsage, ToHost, WaitStatus};
+use casemate_wire::guest::{Discarded, Inside, ProcessUsage, ToGuest, ToHost, WaitStatus};
 use casemate_wire::launch::Counters;
 use casemate_wire::worker::Stop;
 use sha2::{Digest, Sha256};
@@ -19,7 +19,7 @@ use crate::guest::{Channel, ChannelError, Event};
 use crate::io::{Chunk, Io, Stream};
 use crate::run::{EXEC, Ran, STDERR, STDIN, STDOUT, Trouble, exec_failed, killed};
 use crate::transfer;
-use crate::wall::Cell;
+use crate::wall::{Cell, Gauges};
 
 /// How long a killed cell's last words are waited for.
 const LAST_WORDS: Duration = Duration::from_millis(250);
@@ -49,6 +49,10 @@ pub(crate) struct Watch<'a> {
     pending: VecDeque<Chunk>,
     received: u64,
     cut: bool,
+    disk_seen_outside: bool,
+    /// Of several writable file systems, one has no room left.
+    disk_full: bool,
+    inodes_used_up: bool,
 }
 
 struct Input {
@@ -81,6 +85,9 @@ impl<'a> Watch<'a> {
             pending: VecDeque::new(),
             received: 0,
             cut: false,
+            disk_seen_outside: false,
+            disk_full: false,
+            inodes_used_up: false,
         }
     }
 
@@ -129,6 +136,9 @@ impl<'a> Watch<'a> {
                     self.feed(read, &chunk, &mut cell.channel);
                 }
                 () = sleep_until(look) => {
+                    if cell.gauges == Gauges::Inside {
+                        cell.channel.ask(&ToGuest::Measure);
+                    }
                     let counters = cell.control.measure().await?;
                     if let Some(cause) = self.judge(&counters) {
                         return Ok(Ended::Limit(cause));
@@ -148,6 +158,7 @@ impl<'a> Watch<'a> {
             }
             // Said while its payload was let go already.
             Event::Message(ToHost::Hello { version: casemate_wire::PROTOCOL_VERSION }) => {}
+            Event::Message(ToHost::Measured(inside)) => self.look_inside(&inside),
             // A stream that the payload closed; its end is told by the exit.
             Event::End { stream: STDOUT | STDERR } => {}
             Event::Message(ToHost::OutputCut { exec: EXEC }) => self.cut = true,
@@ -213,8 +224,23 @@ impl<'a> Watch<'a> {
         }
     }
 
+    /// Remembers what the guest sees. None of it kills.
+    fn look_inside(&mut self, now: &Inside) {
+        let peaks = &mut self.peaks;
+        peaks.pids_peak = peaks.pids_peak.max(Some(now.threads));
+        peaks.open_files = peaks.open_files.max(now.open_files);
+        // Where the host sees the disk, it sees it better.
+        if !self.disk_seen_outside {
+            peaks.disk_bytes = peaks.disk_bytes.max(Some(now.disk_bytes));
+            peaks.inodes = peaks.inodes.max(Some(now.inodes));
+            self.disk_full |= now.disk_is_full;
+            self.inodes_used_up |= now.inodes_are_used_up;
+        }
+    }
+
     /// Remembers peaks and says whether a limit that kills was passed.
     fn judge(&mut self, now: &Counters) -> Option<Cause> {
+        self.disk_seen_outside |= now.disk_bytes.is_some();
         let peaks = &mut self.peaks;
         peaks.cpu_micros = peaks.cpu_micros.max(now.cpu_micros);
         peaks.memory_peak_bytes = peaks.memory_peak_bytes.max(now.memory_peak_bytes);
@@ -239,6 +265,9 @@ impl<'a> Watch<'a> {
     ) -> Result<Status, Trouble> {
         self.ran.usage.wall = Some(self.started.elapsed());
         self.ran.timings.mark("run");
+        if cell.gauges == Gauges::Inside && matches!(&ended, Ok(Ended::ByItself(..))) {
+            self.last_look(&mut cell.channel).await;
+        }
         let outgoing = match &ended {
             Ok(Ended::ByItself(..)) => transfer::get(cell, self.plan, self.io, self.ran).await,
             _ => Ok(()),
@@ -320,6 +349,8 @@ impl<'a> Watch<'a> {
                 // Output exactly at the limit was not cut, and with a cgroup a full house is not yet a refusal.
                 LimitKind::Output => self.cut,
                 LimitKind::Pids if self.peaks.pids_denied.is_some() => denied,
+                LimitKind::Disk if self.disk_full => true,
+                LimitKind::Inodes if self.inodes_used_up => true,
                 _ => peak.saturating_add(slack) >= limit,
             };
             if hit {
@@ -332,6 +363,21 @@ impl<'a> Watch<'a> {
         for (output, name) in self.outputs.iter_mut().zip(["stdout", "stderr"]) {
             self.ran.digests.add(name, std::mem::take(&mut output.digest));
         }
+    }
+
+    /// What is left when the payload has ended: what it did to the disk, for one.
+    async fn last_look(&mut self, channel: &mut Channel) {
+        channel.ask(&ToGuest::Measure);
+        let listen = async {
+            while let Ok(event) = channel.next().await {
+                match event {
+                    Event::Message(ToHost::Measured(inside)) => return self.look_inside(&inside),
+                    Event::Closed => return,
+                    _ => {}
+                }
+            }
+        };
+        let _ = timeout(LAST_WORDS, listen).await;
     }
 
     /// What a killed cell had sent before it died.

@@ -5,22 +5,34 @@ use alloc::vec::Vec;
 use casemate_bare::io;
 use casemate_wire::frame::{self, Body, Decoder};
 use casemate_wire::guest::ToHost;
+use rustix::event::PollFlags;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 
 /// Outgoing bytes beyond which the guest stops reading pipes and files.
 const ENOUGH_QUEUED: usize = 512 * 1024;
 
 pub(crate) struct Channel {
-    fd: OwnedFd,
+    input: OwnedFd,
+    output: OwnedFd,
     pub(crate) decoder: Decoder,
     outgoing: Vec<u8>,
     sent: usize,
 }
 
 impl Channel {
-    pub(crate) fn new(fd: OwnedFd) -> io::Result<Channel> {
-        rustix::io::ioctl_fionbio(&fd, true)?;
-        Ok(Channel { fd, decoder: Decoder::for_requests(), outgoing: Vec::new(), sent: 0 })
+    /// Over a socket.
+    pub(crate) fn new(socket: OwnedFd) -> io::Result<Channel> {
+        let output = rustix::io::fcntl_dupfd_cloexec(&socket, 0)?;
+        Channel::of(socket, output)
+    }
+
+    /// Over a pipe for each direction.
+    pub(crate) fn of(input: OwnedFd, output: OwnedFd) -> io::Result<Channel> {
+        for file in [&input, &output] {
+            let flags = rustix::fs::fcntl_getfl(file)?;
+            rustix::fs::fcntl_setfl(file, flags | rustix::fs::OFlags::NONBLOCK)?;
+        }
+        Ok(Channel { input, output, decoder: Decoder::for_requests(), outgoing: Vec::new(), sent: 0 })
     }
 
     pub(crate) fn tell(&mut self, message: &ToHost) {
@@ -39,10 +51,10 @@ impl Channel {
         self.sent < self.outgoing.len()
     }
 
-    /// Writes what the socket takes.
+    /// Writes what the other side takes.
     pub(crate) fn flush(&mut self) -> io::Result<()> {
         while self.wants_to_write() {
-            match rustix::io::write(&self.fd, &self.outgoing[self.sent..]) {
+            match rustix::io::write(&self.output, &self.outgoing[self.sent..]) {
                 Ok(n) => self.sent += n,
                 Err(rustix::io::Errno::AGAIN) => return Ok(()),
                 Err(rustix::io::Errno::INTR) => {}
@@ -54,9 +66,15 @@ impl Channel {
         Ok(())
     }
 
+    /// What to wait for: something to read, and room to write if there is something to be written.
+    pub(crate) fn wakes(&self) -> impl Iterator<Item = (BorrowedFd<'_>, PollFlags)> {
+        let output = self.wants_to_write().then(|| (self.output.as_fd(), PollFlags::OUT));
+        [(self.input.as_fd(), PollFlags::IN)].into_iter().chain(output)
+    }
+
     /// Reads what has come. `false` once the engine is gone.
     pub(crate) fn fill(&mut self) -> io::Result<bool> {
-        match rustix::io::read(&self.fd, self.decoder.space()) {
+        match rustix::io::read(&self.input, self.decoder.space()) {
             Ok(0) => Ok(false),
             Ok(n) => {
                 self.decoder.filled(n);
@@ -65,11 +83,5 @@ impl Channel {
             Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => Ok(true),
             Err(error) => Err(error.into()),
         }
-    }
-}
-
-impl AsFd for Channel {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.fd.as_fd()
     }
 }

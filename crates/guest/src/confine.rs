@@ -4,7 +4,7 @@ use alloc::vec;
 use alloc::vec::Vec;
 
 use casemate_bare::io;
-use casemate_wire::guest::{Access, Config, Filter, LandlockRule, Network, Presence};
+use casemate_wire::guest::{Access, Config, Filter, Landlock, LandlockRule, Network, Presence};
 use rustix::fd::AsFd;
 use rustix::fs::{FileType, Mode, OFlags, fstat, open};
 
@@ -15,7 +15,8 @@ use crate::sys;
 pub(crate) struct Confinement {
     payload_id: Option<u32>,
     rlimits: Vec<(u32, u64)>,
-    landlock: Vec<LandlockRule>,
+    /// None in a kernel that has no Landlock.
+    landlock: Option<Vec<LandlockRule>>,
     scoped: bool,
     /// None where the guest, and with it all that it starts, has the payload's filter already.
     filter: Option<&'static [libc::sock_filter]>,
@@ -44,7 +45,10 @@ impl Confinement {
         Confinement {
             payload_id: config.payload_id,
             rlimits,
-            landlock: config.landlock.clone(),
+            landlock: match &config.landlock {
+                Landlock::Rules(rules) => Some(rules.clone()),
+                Landlock::NotThere => None,
+            },
             scoped: config.network == Network::None,
             filter: match config.filter {
                 Filter::Inherited => None,
@@ -66,8 +70,8 @@ impl Confinement {
         if stands("no-new-privileges") {
             sys::prctl(libc::PR_SET_NO_NEW_PRIVS, 1).map_err(step("no new privileges"))?;
         }
-        if stands("landlock") {
-            self.restrict_files().map_err(step("landlock"))?;
+        if let Some(rules) = self.landlock.as_ref().filter(|_| stands("landlock")) {
+            self.restrict_files(rules).map_err(step("landlock"))?;
         }
         if let Some(filter) = self.filter.filter(|_| stands("seccomp")) {
             sys::install_filter(filter).map_err(step("seccomp filter"))?;
@@ -82,7 +86,7 @@ impl Confinement {
     }
 
     /// Everything this kernel's Landlock knows is governed, hence denied; the rules open up what the cell was given.
-    fn restrict_files(&self) -> io::Result<()> {
+    fn restrict_files(&self, rules: &[LandlockRule]) -> io::Result<()> {
         let abi = match landlock::abi() {
             0 => return Err(io::Error::from_raw_os_error(libc::EOPNOTSUPP)),
             // What later versions add is not asked for: they govern what they are told to, and nothing else.
@@ -97,7 +101,7 @@ impl Confinement {
             false => Scope::Files,
         };
         let ruleset = Ruleset::new(abi, scope)?;
-        for rule in &self.landlock {
+        for rule in rules {
             let path = match open(rule.path.as_str(), OFlags::PATH | OFlags::CLOEXEC, Mode::empty()) {
                 Ok(path) => path,
                 Err(_) if rule.presence == Presence::Optional => continue,

@@ -27,6 +27,10 @@ impl Roots {
         paths.iter().map(open).collect::<io::Result<_>>().map(Roots)
     }
 
+    pub(crate) fn paths(&self) -> impl Iterator<Item = &str> {
+        self.0.iter().map(|(path, _)| path.as_str())
+    }
+
     /// The root above `path` and the rest of it, `.` for the root itself.
     fn find<'a>(&self, path: &'a str) -> io::Result<(&OwnedFd, &'a str)> {
         for (root, fd) in &self.0 {

@@ -1,11 +1,11 @@
 //! The guest: the first process of a cell.
 //!
-//! A wall gives it descriptor 3, the channel to the engine, and nothing else. It runs commands, moves files, reaps, and
+//! A wall gives it the channel to the engine, and nothing else that it did not need. It runs commands, moves files, reaps, and
 //! reports; it puts everything it starts under the `process` wall. It is small and has one thread: one loop over
 //! `poll`, no lock, no timer. When the channel closes, it ends, and the cell with it.
 //!
 //! On the native walls the launcher's child becomes the guest by calling [`run`]; other walls start the program
-//! `casemate-guest`, which does the same.
+//! `casemate-guest`, which finds out by itself what it was given ([`run_as_given`]).
 
 #![no_std]
 
@@ -18,6 +18,7 @@ mod channel;
 mod confine;
 mod files;
 mod landlock;
+mod measure;
 mod process;
 mod sys;
 #[cfg(feature = "weaken")]
@@ -44,6 +45,8 @@ use crate::process::{Process, Wake};
 
 /// The descriptor that leads to the engine.
 const CHANNEL: i32 = 3;
+/// The ends of the gate, if there is one: where the first payload says that it waits, and where it waits.
+const GATE: [i32; 2] = [4, 5];
 /// Processes and transfers of one cell at a time; the engine stays far below.
 const MAX_ACTIVE: usize = 256;
 
@@ -100,7 +103,27 @@ impl Attached {
 
 /// Serves the engine at descriptor 3 until it is gone, then ends this process. `attached` descriptors follow the gate's.
 pub fn run(gate: Option<Gate>, attached: usize) -> ! {
-    let code = match Guest::start(gate, attached).and_then(Guest::run) {
+    let channel = sys::inherited(CHANNEL).and_then(Channel::new);
+    serve(channel, gate, attached)
+}
+
+/// Likewise, for a program that somebody else started: with a channel at descriptor 3, and perhaps a gate and attachments at the
+/// numbers that they have everywhere; or with nothing but standard input and output, which are then the channel.
+pub fn run_as_given() -> ! {
+    if !sys::is_open(CHANNEL) {
+        serve(sys::standard_streams().and_then(|(input, output)| Channel::of(input, output)), None, 0)
+    }
+    let gate = match GATE.map(sys::inherited) {
+        [Ok(held), Ok(release)] => Some(Gate { held, words: Vec::new(), release }),
+        _ => None,
+    };
+    let attached = (FIRST_ATTACHED..).take_while(|&number| sys::is_open(number)).count();
+    run(gate, attached)
+}
+
+fn serve(channel: io::Result<Channel>, gate: Option<Gate>, attached: usize) -> ! {
+    let started = channel.and_then(|channel| Guest::start(channel, gate, attached));
+    let code = match started.and_then(Guest::run) {
         Ok(()) => 0,
         Err(_) => 1,
     };
@@ -119,14 +142,13 @@ enum Source {
 }
 
 impl Guest {
-    fn start(gate: Option<Gate>, attached: usize) -> io::Result<Guest> {
+    fn start(mut channel: Channel, gate: Option<Gate>, attached: usize) -> io::Result<Guest> {
         // Writing to nobody is an error, not the end.
         dispose(libc::SIGPIPE, Disposition::Ignore)?;
         // Nothing in the cell may look into this process, even where it has the same uid.
         sys::prctl(libc::PR_SET_DUMPABLE, 0)?;
         // Where there is no PID namespace, orphans must still end up here.
         sys::prctl(libc::PR_SET_CHILD_SUBREAPER, 1)?;
-        let mut channel = Channel::new(sys::inherited(CHANNEL)?)?;
         channel.tell(&ToHost::Hello { version: PROTOCOL_VERSION });
         let events = sys::child_events()?;
         Ok(Guest {
@@ -194,13 +216,12 @@ impl Guest {
     }
 
     fn wait(&self, room: bool, busy: bool) -> io::Result<Vec<(Source, PollFlags)>> {
-        let channel_flags =
-            if self.channel.wants_to_write() { PollFlags::IN | PollFlags::OUT } else { PollFlags::IN };
-        let mut fds = vec![
-            PollFd::from_borrowed_fd(self.channel.as_fd(), channel_flags),
-            PollFd::from_borrowed_fd(self.events.as_fd(), PollFlags::IN),
-        ];
-        let mut sources = vec![Source::Channel, Source::Children];
+        let mut fds = vec![PollFd::from_borrowed_fd(self.events.as_fd(), PollFlags::IN)];
+        let mut sources = vec![Source::Children];
+        for (fd, flags) in self.channel.wakes() {
+            fds.push(PollFd::from_borrowed_fd(fd, flags));
+            sources.push(Source::Channel);
+        }
         for (index, process) in self.processes.iter().enumerate() {
             for (fd, wake) in process.wakes(room) {
                 let flags = if matches!(wake, Wake::Stdin) { PollFlags::OUT } else { PollFlags::IN };
@@ -265,6 +286,10 @@ impl Guest {
             }
             ToGuest::Proceed { exec } => self.with_process(exec, Process::proceed),
             ToGuest::Signal { exec, signal } => self.with_process(exec, |process| process.signal(signal)),
+            ToGuest::Measure => {
+                let inside = measure::inside(self.roots()?.paths());
+                self.channel.tell(&ToHost::Measured(inside));
+            }
             ToGuest::Put { id, path, entry } => {
                 let begun = self.roots().and_then(|roots| Put::begin(roots, id, &path, entry));
                 match begun {

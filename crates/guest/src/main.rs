@@ -12,5 +12,5 @@ casemate_bare::program!(main);
 fn main() -> ! {
     #[cfg(feature = "weaken")]
     casemate_guest::weaken::load();
-    casemate_guest::run(None, 0)
+    casemate_guest::run_as_given()
 }

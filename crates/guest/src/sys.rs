@@ -25,6 +25,32 @@ pub(crate) fn inherited(number: RawFd) -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(number) })
 }
 
+/// Whether whoever started this process put something at `number`.
+pub(crate) fn is_open(number: RawFd) -> bool {
+    // SAFETY: F_GETFD only reads the number.
+    unsafe { call(libc::SYS_fcntl, [number as usize, libc::F_GETFD as usize]) }.is_ok()
+}
+
+/// Takes standard input and output over, for other uses: at their places is nothing, like at standard error's.
+pub(crate) fn standard_streams() -> io::Result<(OwnedFd, OwnedFd)> {
+    let taken = |number: RawFd| -> io::Result<OwnedFd> {
+        // SAFETY: takes integers; the number that it returns is used by nothing else.
+        let copy = unsafe { call(libc::SYS_fcntl, [number as usize, libc::F_DUPFD_CLOEXEC as usize, 3]) }?;
+        // SAFETY: open since just now.
+        Ok(unsafe { OwnedFd::from_raw_fd(copy as RawFd) })
+    };
+    let (input, output) = (taken(0)?, taken(1)?);
+    let null = rustix::fs::open(
+        "/dev/null",
+        rustix::fs::OFlags::RDWR | rustix::fs::OFlags::CLOEXEC,
+        rustix::fs::Mode::empty(),
+    )?;
+    for number in 0..3 {
+        move_fd(rustix::fd::AsFd::as_fd(&null), number)?;
+    }
+    Ok((input, output))
+}
+
 /// Forks this single-threaded process. `None` in the child, which goes first if both are on the same processor: somebody
 /// waits for it, and nobody for us.
 pub(crate) fn fork() -> io::Result<Option<i32>> {
@@ -43,7 +69,8 @@ pub(crate) fn is_init() -> bool {
     rustix::process::getpid() == rustix::process::Pid::INIT
 }
 
-/// File operations are checked as the payload's from here on; capabilities for other things stay.
+/// File operations are checked as the payload's from here on; capabilities for other things stay, or come back in
+/// [`become_payload`].
 pub(crate) fn access_files_as(id: u32) -> io::Result<()> {
     let mut dies_with: libc::c_int = 0;
     let ask = libc::PR_GET_PDEATHSIG as usize;
@@ -52,6 +79,12 @@ pub(crate) fn access_files_as(id: u32) -> io::Result<()> {
         call(libc::SYS_prctl, [ask, &raw mut dies_with as usize, 0, 0, 0])?;
         let _ = call(libc::SYS_setfsgid, [id as usize]);
         let _ = call(libc::SYS_setfsuid, [id as usize]);
+        // An id that does not exist changes nothing, and is answered with the one in force.
+        if call(libc::SYS_setfsuid, [usize::MAX]) != Ok(id as usize) {
+            // gVisor has no such ids. The others are as good, but have to be given back before they can be given up.
+            call(libc::SYS_setresgid, [usize::MAX, id as usize, usize::MAX])?;
+            call(libc::SYS_setresuid, [usize::MAX, id as usize, usize::MAX])?;
+        }
     }
     // A change of ids makes the kernel forget whom we die with, and decide anew who may look into this process.
     prctl(libc::PR_SET_PDEATHSIG, dies_with as usize)?;
@@ -68,6 +101,11 @@ pub(crate) fn is_abandoned(pipe: BorrowedFd<'_>) -> bool {
 
 /// Drops the bounding set, all groups and ids to `id`; a change away from root clears every capability.
 pub(crate) fn become_payload(id: u32) -> io::Result<()> {
+    if !rustix::process::geteuid().is_root() {
+        // See `access_files_as`.
+        // SAFETY: plain integers; the raw calls act on this single-threaded process only.
+        unsafe { call(libc::SYS_setresuid, [usize::MAX, 0, usize::MAX]) }?;
+    }
     for capability in 0..64 {
         // Most are gone already. To ask costs little; to drop makes new credentials each time.
         match prctl(libc::PR_CAPBSET_READ, capability) {
@@ -169,7 +207,8 @@ pub(crate) fn only_these<const N: usize>(kept: [BorrowedFd<'_>; N]) -> io::Resul
         unsafe { call(libc::SYS_dup3, [aside, target, libc::O_CLOEXEC as usize]) }?;
     }
     // SAFETY: nothing that this child still uses is above them.
-    unsafe { call(libc::SYS_close_range, [3 + N, u32::MAX as usize, 0]) }?;
+    // gVisor takes the last number for a signed one.
+    unsafe { call(libc::SYS_close_range, [3 + N, i32::MAX as usize, 0]) }?;
     // SAFETY: all were opened just now and stay open until exec or exit, but for `close_early`.
     Ok(core::array::from_fn(|index| unsafe { BorrowedFd::borrow_raw(3 + index as RawFd) }))
 }

@@ -10,8 +10,8 @@ use std::time::Duration;
 use casemate_wire::PROTOCOL_VERSION;
 use casemate_wire::frame::{self, Body, Decoder};
 use casemate_wire::guest::{
-    Access, Config, Exec, Executable, Filter, Ids, Input, LandlockRule, Network, Presence, Ptrace, Rlimits,
-    ToGuest, ToHost, WaitStatus,
+    Access, Config, Exec, Executable, Filter, Ids, Input, Landlock, LandlockRule, Network, Presence, Ptrace,
+    Rlimits, ToGuest, ToHost, WaitStatus,
 };
 
 /// What the guest says, as far as these tests care.
@@ -110,7 +110,7 @@ fn config() -> Config {
         ptrace: Ptrace::Denied,
         filter: Filter::Own,
         rlimits: Rlimits { open_files: 256, processes: None, cpu_seconds: None, file_size: None },
-        landlock: vec![rule("/", Access::ReadExecute), rule("/dev", Access::Device)],
+        landlock: Landlock::Rules(vec![rule("/", Access::ReadExecute), rule("/dev", Access::Device)]),
         file_roots: Vec::new(),
     }
 }

@@ -15,7 +15,7 @@ use core::time::Duration;
 use casemate_bare::{Moment, files, io};
 use casemate_guest::BORN;
 use casemate_wire::launch::{
-    Answer, CellId, CellSpec, Counters, ID_BLOCK_SIZE, ID_BLOCKS, Image, Posture, Wall, block_start,
+    Answer, CellId, CellSpec, Counters, ID_BLOCK_SIZE, ID_BLOCKS, Image, Kernel, Posture, Wall, block_start,
 };
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
@@ -28,7 +28,7 @@ use crate::home::Template;
 use crate::image::Images;
 use crate::inspect::{Namespaces, Surroundings};
 use crate::interpret::{self, Site};
-use crate::recipe::{self, Mask, Op, PAYLOAD_ID};
+use crate::recipe::{self, Mask, Op, PAYLOAD_ID, Procfs};
 use crate::report::{self, Report};
 use crate::scratch::{self, Quota};
 use crate::sys::{self, Cloned};
@@ -40,6 +40,9 @@ const CLONED_NAMESPACES: i32 = libc::CLONE_NEWUSER | libc::CLONE_NEWNS | libc::C
 /// Made ahead, by sitting in them (see [`Cells::build_ahead`]): a network namespace alone takes as long to make as all the
 /// others together. They belong to the launcher's user namespace, so not even root of the cell has a say in them.
 const AHEAD_NAMESPACES: i32 = libc::CLONE_NEWNET | libc::CLONE_NEWIPC | libc::CLONE_NEWUTS;
+
+/// What the process that is gVisor's kernel calls itself.
+const SENTRY: &[u8] = b"runsc-sandbox";
 
 /// What a cell believes it is called.
 const HOSTNAME: &[u8] = b"cell";
@@ -86,6 +89,8 @@ struct Cell {
     may_proceed: bool,
     /// What was killed one by one, and may not have died yet.
     killed: Vec<i32>,
+    /// What the cell had taken before its payload began, where that is not the payload's.
+    own: Counters,
 }
 
 enum State {
@@ -122,6 +127,7 @@ struct Parts {
 struct Given<'a> {
     channel: BorrowedFd<'a>,
     image: Option<BorrowedFd<'a>>,
+    kernel: &'a [OwnedFd],
     attached: &'a [OwnedFd],
 }
 
@@ -179,9 +185,9 @@ impl Cells {
         if self.live.contains_key(&id) {
             return Err(Failure::new("check request", "this cell exists already"));
         }
-        let Given { channel, image, attached } = self.check(spec, fds)?;
-        let parts = self.gather(spec, image)?;
-        let started = self.start(&parts, channel, attached);
+        let given = self.check(spec, fds)?;
+        let parts = self.gather(spec, given.image)?;
+        let started = self.start(&parts, &given);
         // From here on these namespaces are the cell's, and go when it does. Without root there is no way back out of them; then
         // they go when we move on to the next.
         self.ahead.namespaces = false;
@@ -216,6 +222,7 @@ impl Cells {
             release,
             may_proceed: false,
             killed: Vec::new(),
+            own: Counters::default(),
         };
         self.live.insert(id, cell);
         Ok(())
@@ -223,11 +230,13 @@ impl Cells {
 
     /// Everything a cell is made of besides its process.
     fn gather(&mut self, spec: &CellSpec, image: Option<BorrowedFd<'_>>) -> Result<Parts, Failure> {
-        let image = match (&spec.wall, image) {
-            (Wall::Process, _) => None,
-            (Wall::Container { .. }, Some(fd)) => Some(self.images.directory(fd)),
-            (Wall::Container { image: Image::Empty, .. }, None) => Some(self.images.empty()),
-            (Wall::Container { .. }, None) => Some(self.images.host()),
+        let image = match spec.wall {
+            Wall::Process => None,
+            Wall::Container { image: kind, kernel, .. } => Some(match (kind, image) {
+                (_, Some(fd)) => self.images.directory(fd, Procfs::of(kernel)),
+                (Image::Empty, None) => self.images.empty(Procfs::of(kernel)),
+                (_, None) => self.images.host(Procfs::of(kernel)),
+            }),
         };
         let image = image.transpose().map_err(Failure::at("prepare image"))?;
         self.build_ahead().map_err(Failure::at("make namespaces"))?;
@@ -292,7 +301,7 @@ impl Cells {
     /// Prepares the image that cells have unless they ask for another one.
     pub(crate) fn prepare_host_image(&mut self) -> io::Result<()> {
         match self.mode {
-            LauncherMode::Container => self.images.host().map(drop),
+            LauncherMode::Container => self.images.host(Procfs::ReadOnly).map(drop),
             LauncherMode::Process => Ok(()),
         }
     }
@@ -329,26 +338,24 @@ impl Cells {
         if let Wall::Container { disk_bytes: 0, .. } | Wall::Container { inodes: 0, .. } = spec.wall {
             return bad("a cell without room");
         }
-        let (channel, image, attached) = match (&spec.wall, fds) {
-            (Wall::Container { image: Image::Directory, .. }, [channel, image, attached @ ..]) => {
-                (channel, Some(image.as_fd()), attached)
+        let (channel, image, rest) = match (&spec.wall, fds) {
+            (Wall::Container { image: Image::Directory, .. }, [channel, image, rest @ ..]) => {
+                (channel, Some(image.as_fd()), rest)
             }
-            (_, [channel, attached @ ..]) => (channel, None, attached),
+            (_, [channel, rest @ ..]) => (channel, None, rest),
             (_, []) => return bad("a cell without a channel"),
         };
-        if attached.len() != spec.attached.count() {
+        let of_kernel = spec.wall.kernel().descriptors();
+        if rest.len() != of_kernel + spec.attached.count() {
             return bad("wrong number of descriptors");
         }
-        Ok(Given { channel: channel.as_fd(), image, attached })
+        let (kernel, attached) = rest.split_at(of_kernel);
+        Ok(Given { channel: channel.as_fd(), image, kernel, attached })
     }
 
     /// Makes the process, which waits for [`go_ahead`].
-    fn start(
-        &self,
-        parts: &Parts,
-        channel: BorrowedFd<'_>,
-        attached: &[OwnedFd],
-    ) -> Result<Started, Failure> {
+    fn start(&self, parts: &Parts, given: &Given<'_>) -> Result<Started, Failure> {
+        let Given { channel, kernel, attached, .. } = *given;
         let pipes = || pipe_with(PipeFlags::CLOEXEC).map_err(io::Error::from).map_err(Failure::at("pipe"));
         let (go_read, go_write) = pipes()?;
         let (report_read, report_write) = pipes()?;
@@ -362,7 +369,8 @@ impl Cells {
             Cloned::Child => {
                 drop((go_write, report_read, release_write));
                 let (go, report, release) = (go_read, report_write, release_read);
-                let site = Site { scratch, group: &parts.group, channel, attached, go, report, release };
+                let group = &parts.group;
+                let site = Site { scratch, group, channel, kernel, attached, go, report, release };
                 interpret::build(&parts.ops, site)
             }
             Cloned::Parent { pid, pidfd } => {
@@ -412,11 +420,7 @@ impl Cells {
                 Ok(0) => break,
                 Ok(n) => received.extend_from_slice(&buffer[..n]),
                 // All is said. The guest has an end of the pipe, too, and may take its time to close it.
-                Err(Errno::AGAIN)
-                    if received.first() == Some(&BORN) && received.len() >= report::full_length(ops) =>
-                {
-                    break;
-                }
+                Err(Errno::AGAIN) if report::is_complete(received, ops) => break,
                 Err(Errno::AGAIN) => {
                     // There is a payload, which is being confined meanwhile. What cannot be read yet is read then.
                     if surroundings.is_none() && received[..] == [BORN] {
@@ -451,7 +455,11 @@ impl Cells {
         match looked_at {
             Ok((mut steps, posture)) => {
                 steps.push(("look at payload".into(), began.elapsed().as_micros() as u32));
-                self.live.get_mut(&id)?.state = State::Held { steps, posture };
+                let cell = self.live.get_mut(&id)?;
+                cell.state = State::Held { steps, posture };
+                if cell.wall.kernel() != Kernel::Host {
+                    cell.group.measure(&mut cell.own);
+                }
                 self.let_go(id)
             }
             Err(failure) => {
@@ -488,16 +496,46 @@ impl Cells {
     /// The posture of a cell's first payload, which waits at the gate. An error if it is not as it must be.
     fn look_at_payload(&self, id: CellId, known: Option<Surroundings>) -> Result<Posture, Failure> {
         let cell = self.get(id)?;
-        let surroundings = match known {
-            Some(surroundings) => surroundings,
-            None => find_payload(cell.pid, &self.host).map_err(Failure::at("find payload"))?,
-        };
-        if !self.tree.holds(&cell.group, &surroundings.membership) {
+        let mut posture = match (cell.wall.kernel(), known) {
+            (Kernel::Host, Some(payload)) => {
+                self.check_posture(cell, payload, Expected::of(&cell.wall, self.root))
+            }
+            (Kernel::Host, None) => {
+                let payload = find_payload(cell.pid, &self.host).map_err(Failure::at("find payload"))?;
+                self.check_posture(cell, payload, Expected::of(&cell.wall, self.root))
+            }
+            (Kernel::Gvisor(_), _) => self.look_at_sandbox(cell),
+        }?;
+        posture.cgroup = cell.limits.clone();
+        Ok(posture)
+    }
+
+    /// A payload in gVisor is no process of this kernel. What stands between it and the host is the sandbox: its kernel, which
+    /// the posture is of, and the processes that it uses. None of them may have what a payload may not have.
+    fn look_at_sandbox(&self, cell: &Cell) -> Result<Posture, Failure> {
+        let mut sentry = None;
+        for pid in inspect::descendants(cell.pid) {
+            let at = Failure::at("find sandbox");
+            let Some(process) = inspect::process(pid).map_err(at)? else { continue };
+            let is_sentry = process.is_called(SENTRY);
+            let surroundings =
+                Surroundings::of(process.directory, &self.host).map_err(Failure::at("find sandbox"))?;
+            let expected =
+                if is_sentry { Expected::of(&cell.wall, self.root) } else { Expected::of_helper() };
+            let posture = self.check_posture(cell, surroundings, expected)?;
+            if is_sentry && sentry.replace(posture).is_some() {
+                return Err(Failure::new("check posture", "there are two sandboxes in the cell"));
+            }
+        }
+        sentry.ok_or_else(|| Failure::new("find sandbox", "there is none"))
+    }
+
+    fn check_posture(&self, cell: &Cell, of: Surroundings, expected: Expected) -> Result<Posture, Failure> {
+        if !self.tree.holds(&cell.group, &of.membership) {
             return Err(Failure::new("check posture", "the payload is not in the cell's cgroups"));
         }
-        let mut posture = inspect::posture(surroundings).map_err(Failure::at("read posture"))?;
-        posture.cgroup = cell.limits.clone();
-        match Expected::of(&cell.wall, self.root).violation(&posture) {
+        let posture = inspect::posture(of).map_err(Failure::at("read posture"))?;
+        match expected.violation(&posture) {
             // A launcher that leaves a layer out on purpose cannot hold it against the payload.
             Some(_) if cfg!(feature = "weaken") => Ok(posture),
             Some(violation) => Err(Failure::new("check posture", violation)),
@@ -509,6 +547,9 @@ impl Cells {
     pub(crate) fn measure(&self, id: CellId) -> Result<Counters, Failure> {
         let mut counters = self.totals(id)?;
         let cell = self.get(id)?;
+        if cell.wall.kernel() != Kernel::Host {
+            return Ok(counters);
+        }
         let mut pids = self.tree.processes(&cell.group).unwrap_or_default();
         if pids.is_empty() {
             pids = inspect::descendants(cell.pid);
@@ -535,6 +576,13 @@ impl Cells {
         let cell = self.get(id)?;
         let mut counters = Counters::default();
         cell.group.measure(&mut counters);
+        if cell.wall.kernel() != Kernel::Host {
+            // These processes are those of the kernel in the cell, and not the payload's; neither is what it took to start.
+            (counters.pids_peak, counters.pids_denied) = (None, None);
+            let without = |all: Option<u64>, own: Option<u64>| Some(all?.saturating_sub(own.unwrap_or(0)));
+            counters.memory_peak_bytes = without(counters.memory_peak_bytes, cell.own.memory_peak_bytes);
+            counters.cpu_micros = without(counters.cpu_micros, cell.own.cpu_micros);
+        }
         if let Some(scratch) = &cell.scratch {
             let (bytes, inodes) = scratch::used(scratch).map_err(Failure::at("measure scratch"))?;
             (counters.disk_bytes, counters.inodes) = (Some(bytes), Some(inodes));

@@ -11,7 +11,7 @@ use alloc::vec::Vec;
 use core::time::Duration;
 
 use casemate_bare::{files, io};
-use casemate_wire::launch::{CellSpec, Cgroups, Counters, RunId};
+use casemate_wire::launch::{CellSpec, Cgroups, Counters, Kernel, RunId};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, mkdirat, openat, unlinkat};
 use rustix::io::Errno;
@@ -20,8 +20,25 @@ use rustix::io::Errno;
 const PREFIX: &str = "casemate-";
 const PERIOD_MICROS: u64 = 100_000;
 
-/// Processes of a cell that are ours: the guest.
-pub(crate) const OWN_PROCESSES: u64 = 1;
+/// What a cell needs besides what its payload may have.
+struct Own {
+    memory_bytes: u64,
+    processes: u64,
+    /// How many processes of this kernel it takes for one of the payload's.
+    each: u64,
+}
+
+impl Own {
+    fn of(kernel: Kernel) -> Own {
+        match kernel {
+            // The guest. Its memory is too little to tell.
+            Kernel::Host => Own { memory_bytes: 0, processes: 1, each: 1 },
+            // gVisor's kernel and its gofer take 20 to 40 MiB, and more with what the payload has open. They have dozens of threads; a
+            // payload's threads have one of each kernel. Those of the payload alone are counted inside.
+            Kernel::Gvisor(_) => Own { memory_bytes: 64 << 20, processes: 256, each: 3 },
+        }
+    }
+}
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Version {
@@ -294,7 +311,9 @@ impl Tree {
             self.with(controller)
                 .ok_or_else(|| io::Error::other(format!("no cgroup controller can limit {what}")))
         };
+        let own = Own::of(spec.wall.kernel());
         if let Some(bytes) = spec.memory_bytes {
+            let bytes = bytes.saturating_add(own.memory_bytes);
             let (at, version) = place(Controller::Memory, "memory")?;
             let dir = group.dirs[at].as_fd();
             match version {
@@ -311,7 +330,8 @@ impl Tree {
         }
         if let Some(pids) = spec.pids {
             let (at, _) = place(Controller::Pids, "processes")?;
-            write(group.dirs[at].as_fd(), "pids.max", &(u64::from(pids) + OWN_PROCESSES).to_string())?;
+            let processes = u64::from(pids).saturating_mul(own.each).saturating_add(own.processes);
+            write(group.dirs[at].as_fd(), "pids.max", &processes.to_string())?;
         }
         if let Some(cpus) = spec.cpus {
             let (at, version) = place(Controller::Cpu, "CPU share")?;
@@ -403,7 +423,7 @@ impl Group {
         let Gauges { memory_peak, memory_events, pids_peak, pids_events, cpu } = &self.gauges;
         counters.memory_peak_bytes = memory_peak.as_ref().and_then(number);
         counters.oom_kills = memory_events.as_ref().and_then(|events| keyed(events, "oom_kill"));
-        let payload = |n: u64| n.saturating_sub(OWN_PROCESSES);
+        let payload = |n: u64| n.saturating_sub(Own::of(Kernel::Host).processes);
         counters.pids_peak = pids_peak.as_ref().and_then(number).map(payload);
         counters.pids_denied = pids_events.as_ref().and_then(|events| keyed(events, "max"));
         counters.cpu_micros = match cpu {

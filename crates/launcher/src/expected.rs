@@ -3,37 +3,65 @@
 use alloc::format;
 use alloc::string::String;
 
-use casemate_wire::launch::{Posture, Wall};
+use casemate_wire::launch::{Kernel, Posture, Wall};
 
 /// The properties that the observed posture is held against.
 pub(crate) struct Expected {
     namespaces: &'static [&'static str],
-    /// Whether capabilities must be gone from the bounding set too.
-    bounding: Bounding,
-    /// Mount points that may be writable.
-    writable: &'static [&'static str],
+    capabilities: Capabilities,
+    mounts: Mounts,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Bounding {
-    Empty,
-    /// A caller without privileges cannot shrink it; without capabilities and with no_new_privs it means nothing.
-    AsInherited,
+enum Capabilities {
+    /// None at all, and none to be had.
+    None,
+    /// None. A caller without privileges cannot shrink the bounding set; without capabilities and with no_new_privs it means nothing.
+    NoneButBounding,
+    /// Those of a user namespace that is not the host's.
+    OfItsNamespace,
 }
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Mounts {
+    /// Mount points that may be writable.
+    Writable(&'static [&'static str]),
+    /// Nothing is writable. gVisor's kernel has an empty file system of its own making.
+    ReadOnly,
+    /// Those of the cell, from where gVisor's kernel gets its files.
+    OfTheCell,
+}
+
+/// All that the kernel has.
+const NAMESPACES: &[&str] = &["user", "mnt", "pid", "net", "ipc", "uts", "cgroup"];
 
 impl Expected {
     pub(crate) fn of(wall: &Wall, root: bool) -> Expected {
         match wall {
-            Wall::Container { .. } => Expected {
-                namespaces: &["user", "mnt", "pid", "net", "ipc", "uts", "cgroup"],
-                bounding: Bounding::Empty,
-                writable: &["/work", "/tmp", "/dev/shm"],
+            Wall::Container { kernel: Kernel::Host, .. } => Expected {
+                namespaces: NAMESPACES,
+                capabilities: Capabilities::None,
+                mounts: Mounts::Writable(&["/work", "/tmp", "/dev/shm"]),
+            },
+            Wall::Container { kernel: Kernel::Gvisor(_), .. } => Expected {
+                namespaces: NAMESPACES,
+                capabilities: Capabilities::OfItsNamespace,
+                mounts: Mounts::ReadOnly,
             },
             Wall::Process => Expected {
                 namespaces: &[],
-                bounding: if root { Bounding::Empty } else { Bounding::AsInherited },
-                writable: &[],
+                capabilities: if root { Capabilities::None } else { Capabilities::NoneButBounding },
+                mounts: Mounts::Writable(&[]),
             },
+        }
+    }
+
+    /// Of the processes that gVisor's kernel uses.
+    pub(crate) fn of_helper() -> Expected {
+        Expected {
+            namespaces: NAMESPACES,
+            capabilities: Capabilities::OfItsNamespace,
+            mounts: Mounts::OfTheCell,
         }
     }
 
@@ -43,7 +71,12 @@ impl Expected {
         if seen.uid == 0 || seen.gid == 0 {
             return Some("the payload has the uid or gid of root".into());
         }
-        if capabilities != 0 || (self.bounding == Bounding::Empty && seen.cap_bounding != 0) {
+        let too_many = match self.capabilities {
+            Capabilities::None => capabilities | seen.cap_bounding,
+            Capabilities::NoneButBounding => capabilities,
+            Capabilities::OfItsNamespace => 0,
+        };
+        if too_many != 0 {
             return Some("the payload has capabilities".into());
         }
         if !seen.no_new_privs {
@@ -59,9 +92,15 @@ impl Expected {
         }
         let open = seen.mounts.iter().find(|mount| {
             let has = |wanted: &str| mount.options.split(',').any(|option| option == wanted);
-            let device = mount.point.starts_with("/dev/") || mount.point.starts_with("/proc/");
-            let writable = has("rw") && !self.writable.contains(&mount.point.as_str());
-            writable || !has("nosuid") || (!has("nodev") && !device)
+            match self.mounts {
+                Mounts::Writable(places) => {
+                    let device = mount.point.starts_with("/dev/") || mount.point.starts_with("/proc/");
+                    let writable = has("rw") && !places.contains(&mount.point.as_str());
+                    writable || !has("nosuid") || (!has("nodev") && !device)
+                }
+                Mounts::ReadOnly => has("rw"),
+                Mounts::OfTheCell => false,
+            }
         });
         open.map(|mount| format!("{} is mounted {}", mount.point, mount.options))
     }
@@ -74,11 +113,15 @@ mod tests {
 
     use super::*;
     use casemate_filter::Ptrace;
-    use casemate_wire::launch::{Image, Mount};
+    use casemate_wire::launch::{Image, Mount, Platform};
 
     fn container() -> Expected {
-        let wall = Wall::Container { image: Image::Host, disk_bytes: 1, inodes: 1, ptrace: Ptrace::Denied };
-        Expected::of(&wall, true)
+        with(Kernel::Host)
+    }
+
+    fn with(kernel: Kernel) -> Expected {
+        let (image, ptrace) = (Image::Host, Ptrace::Denied);
+        Expected::of(&Wall::Container { image, disk_bytes: 1, inodes: 1, ptrace, kernel }, true)
     }
 
     fn mount(point: &str, options: &str) -> Mount {
@@ -137,6 +180,31 @@ mod tests {
             spoil(&mut seen);
             let found = container().violation(&seen).unwrap_or_else(|| panic!("{named} passed"));
             assert!(found.contains(named), "{named} is not in {found:?}");
+        }
+    }
+
+    #[test]
+    fn a_sandbox_has_capabilities_of_its_own_namespace_and_nothing_to_write_to() {
+        let sandbox = || Posture {
+            cap_effective: 0x801ff,
+            cap_bounding: 0x801ff,
+            mounts: vec![mount("/", "ro,relatime")],
+            ..good()
+        };
+        let expected = with(Kernel::Gvisor(Platform::Systrap));
+        assert_eq!(expected.violation(&sandbox()), None);
+        let writable = Posture { mounts: vec![mount("/", "rw,relatime")], ..sandbox() };
+        assert!(expected.violation(&writable).is_some_and(|why| why.contains("/ is mounted")));
+        let shared = |name: &str| Posture {
+            own_namespaces: sandbox().own_namespaces.into_iter().filter(|own| own != name).collect(),
+            ..sandbox()
+        };
+        for expected in [expected, Expected::of_helper()] {
+            assert!(expected.violation(&shared("user")).is_some(), "its capabilities would be the host's");
+            assert!(expected.violation(&shared("net")).is_some());
+            assert!(expected.violation(&Posture { seccomp_mode: 0, ..sandbox() }).is_some());
+            assert!(expected.violation(&Posture { no_new_privs: false, ..sandbox() }).is_some());
+            assert!(expected.violation(&Posture { uid: 0, ..sandbox() }).is_some());
         }
     }
 

@@ -16,6 +16,7 @@ use rustix::fd::{AsFd, OwnedFd};
 use rustix::mount::{MountPropagationFlags, UnmountFlags, mount_change, unmount};
 use rustix::process::{chdir, getegid, geteuid};
 
+use crate::recipe::Procfs;
 use crate::sys::{self, Cloned};
 
 /// The launcher's own mount namespace.
@@ -47,10 +48,14 @@ impl Home {
     }
 
     /// Makes a template of what `build` mounts on [`MOUNT_POINT`], in a copy of this namespace.
-    pub(crate) fn template(&self, build: impl FnOnce() -> io::Result<()>) -> io::Result<Template> {
+    pub(crate) fn template(
+        &self,
+        procfs: Procfs,
+        build: impl FnOnce() -> io::Result<()>,
+    ) -> io::Result<Template> {
         sys::unshare(libc::CLONE_NEWNS)?;
         let made = build()
-            .and_then(|()| self.show_a_procfs(&format!("{MOUNT_POINT}/proc")))
+            .and_then(|()| self.show_a_procfs(procfs, &format!("{MOUNT_POINT}/proc")))
             .and_then(|()| leave_only_the_image());
         self.come_back();
         made
@@ -58,13 +63,14 @@ impl Home {
 
     /// A cell may mount a procfs of its own only where it can see one already. This one is never seen again, as the cell's
     /// covers it; and whoever looked at it all the same would find none but their own processes in it, and nothing else.
-    fn show_a_procfs(&self, place: &str) -> io::Result<()> {
+    /// The cell's own cannot be less restricted than this one.
+    fn show_a_procfs(&self, procfs: Procfs, place: &str) -> io::Result<()> {
         if self.root {
-            return sys::mount_proc(place, &[("hidepid", "ptraceable"), ("subset", "pid")]);
+            return sys::mount_proc(place, procfs, &[("hidepid", "ptraceable"), ("subset", "pid")]);
         }
         // Without root, only of a PID namespace of ours. It ends with its one process.
         match sys::clone3(libc::CLONE_NEWPID as u64, None)? {
-            Cloned::Child => sys::exit_now(i32::from(sys::mount_proc(place, &[]).is_err())),
+            Cloned::Child => sys::exit_now(i32::from(sys::mount_proc(place, procfs, &[]).is_err())),
             Cloned::Parent { pid, .. } => match sys::wait_for(pid)? {
                 0 => Ok(()),
                 _ => Err(io::Error::other("no procfs can be mounted here")),

@@ -20,6 +20,7 @@ use rustix::mount::{
 };
 
 use crate::home::{Home, MOUNT_POINT, Template};
+use crate::recipe::Procfs;
 use crate::sys;
 
 const READ_ONLY: u64 = libc::MOUNT_ATTR_RDONLY | libc::MOUNT_ATTR_NOSUID | libc::MOUNT_ATTR_NODEV;
@@ -64,14 +65,14 @@ const KEPT: usize = 32;
 /// Names at the top of a directory image. Each is a mount, in the image, in every cell, and in its evidence.
 const MAX_NAMES: usize = 256;
 
-/// Identity of a directory image: its inode, and its change time, since its top-level names are copied.
-type Key = (u64, u64, i64, i64);
+/// Identity of a directory image: its inode, its change time, since its top-level names are copied, and for which kernel it is.
+type Key = (u64, u64, i64, i64, Procfs);
 
 pub(crate) struct Images {
     /// Where they are made; none if namespaces cannot be made here.
     home: Option<Home>,
-    host: Option<Template>,
-    empty: Option<Template>,
+    host: BTreeMap<Procfs, Template>,
+    empty: BTreeMap<Procfs, Template>,
     /// With a number that tells which was made first.
     directories: BTreeMap<Key, (u64, Template)>,
     made: u64,
@@ -79,12 +80,14 @@ pub(crate) struct Images {
 
 impl Images {
     pub(crate) fn new(home: Option<Home>) -> Images {
-        Images { home, host: None, empty: None, directories: BTreeMap::new(), made: 0 }
+        let (host, empty, directories) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
+        Images { home, host, empty, directories, made: 0 }
     }
 
     /// Lets go of what was prepared. Whoever needs it again prepares it again.
     pub(crate) fn forget(&mut self) {
-        (self.host, self.empty) = (None, None);
+        self.host.clear();
+        self.empty.clear();
         self.directories.clear();
     }
 
@@ -93,11 +96,11 @@ impl Images {
     }
 
     /// The prepared `host` image.
-    pub(crate) fn host(&mut self) -> io::Result<Template> {
-        if let Some(template) = &self.host {
+    pub(crate) fn host(&mut self, procfs: Procfs) -> io::Result<Template> {
+        if let Some(template) = self.host.get(&procfs) {
             return Ok(template.clone());
         }
-        let template = self.home()?.template(|| {
+        let template = self.home()?.template(procfs, || {
             let host = open_directory(CWD, "/")?;
             let tree = skeleton()?;
             // Everything but /usr comes from links into it, or (before the merge of /usr) from directories beside it.
@@ -117,34 +120,36 @@ impl Images {
             symlinkat("../tmp", open_directory(tree.as_fd(), "var")?, "tmp")?;
             finish(tree.as_fd())
         })?;
-        self.host = Some(template.clone());
+        self.host.insert(procfs, template.clone());
         Ok(template)
     }
 
     /// The prepared image that has nothing in it.
-    pub(crate) fn empty(&mut self) -> io::Result<Template> {
-        if let Some(template) = &self.empty {
+    pub(crate) fn empty(&mut self, procfs: Procfs) -> io::Result<Template> {
+        if let Some(template) = self.empty.get(&procfs) {
             return Ok(template.clone());
         }
-        let template = self.home()?.template(|| finish(skeleton()?.as_fd()))?;
-        self.empty = Some(template.clone());
+        let template = self.home()?.template(procfs, || finish(skeleton()?.as_fd()))?;
+        self.empty.insert(procfs, template.clone());
         Ok(template)
     }
 
     /// The prepared image for the directory behind `fd`.
-    pub(crate) fn directory(&mut self, fd: BorrowedFd<'_>) -> io::Result<Template> {
-        let key = key(fd)?;
+    pub(crate) fn directory(&mut self, fd: BorrowedFd<'_>, procfs: Procfs) -> io::Result<Template> {
+        let key = key(fd, procfs)?;
         if let Some((_, template)) = self.directories.get(&key) {
             return Ok(template.clone());
         }
         // Another state of the same directory is of no use to anybody, and the oldest make room for new ones.
-        self.directories.retain(|other, _| (other.0, other.1) != (key.0, key.1));
+        let outdated =
+            |other: &Key| (other.0, other.1) == (key.0, key.1) && (other.2, other.3) != (key.2, key.3);
+        self.directories.retain(|other, _| !outdated(other));
         while self.directories.len() >= KEPT {
             let Some(oldest) = self.directories.iter().min_by_key(|(_, (made, _))| *made) else { break };
             let oldest = *oldest.0;
             self.directories.remove(&oldest);
         }
-        let template = self.home()?.template(|| {
+        let template = self.home()?.template(procfs, || {
             // Before anything covers the way to it.
             let source = reopen_here(fd)?;
             let tree = skeleton()?;
@@ -172,9 +177,9 @@ impl Images {
     }
 }
 
-fn key(directory: BorrowedFd<'_>) -> io::Result<Key> {
+fn key(directory: BorrowedFd<'_>, procfs: Procfs) -> io::Result<Key> {
     let stat = fstat(directory)?;
-    Ok((stat.st_dev, stat.st_ino, stat.st_ctime, stat.st_ctime_nsec as i64))
+    Ok((stat.st_dev, stat.st_ino, stat.st_ctime, stat.st_ctime_nsec as i64, procfs))
 }
 
 /// Last, so that the skeleton could be filled: its own mount becomes read-only too.

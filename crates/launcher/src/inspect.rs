@@ -6,7 +6,7 @@ use alloc::string::String;
 use alloc::vec;
 use alloc::vec::Vec;
 
-use casemate_bare::files::{list_path, read_text, read_text_at};
+use casemate_bare::files::{list_path, read_at, read_text, read_text_at};
 use casemate_bare::io;
 use casemate_wire::launch::{Mount, Posture};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -43,6 +43,39 @@ pub(crate) fn only_child(init: i32) -> io::Result<OwnedFd> {
         [pid] => directory(&format!("/proc/{pid}")),
         ref pids => Err(io::Error::other(format!("the guest has {} children", pids.len()))),
     }
+}
+
+/// A process of a cell, by its directory in procfs.
+pub(crate) struct CellProcess {
+    pub(crate) directory: OwnedFd,
+    words: Vec<u8>,
+}
+
+impl CellProcess {
+    /// By the first word of its command line. It is its own word: for processes that have not met anything hostile yet.
+    pub(crate) fn is_called(&self, name: &[u8]) -> bool {
+        self.words.split(|byte| *byte == 0).next() == Some(name)
+    }
+}
+
+/// Nothing if it has ended meanwhile.
+pub(crate) fn process(pid: i32) -> io::Result<Option<CellProcess>> {
+    let Ok(directory) = directory(&format!("/proc/{pid}")) else { return Ok(None) };
+    let words = match read_at(directory.as_fd(), "cmdline") {
+        Ok(words) => words,
+        Err(error) if error.errno() == Some(rustix::io::Errno::SRCH) => return Ok(None),
+        Err(error) => return Err(error),
+    };
+    // What has ended and waits to be reaped has no words, but neither have threads of the kernel, so that is not enough.
+    let dead = || read_text_at(directory.as_fd(), "status").is_ok_and(|status| is_dead(&status));
+    if words.is_empty() && dead() {
+        return Ok(None);
+    }
+    Ok(Some(CellProcess { directory, words }))
+}
+
+fn is_dead(status: &str) -> bool {
+    field(status, "State").is_some_and(|state| matches!(state.trim().as_bytes().first(), Some(b'Z' | b'X')))
 }
 
 fn directory(path: &str) -> io::Result<OwnedFd> {

@@ -15,13 +15,15 @@ use rustix::process::{getcwd, setsid};
 
 use crate::cgroup::Group;
 use crate::recipe::{Capabilities, GUEST_ID, Ids, Mask, Op, SCRATCH};
-use crate::sys;
+use crate::{keeper, sys};
 
 /// What the launcher prepared for one child.
 pub(crate) struct Site<'a> {
     pub(crate) scratch: Option<BorrowedFd<'a>>,
     pub(crate) group: &'a Group,
     pub(crate) channel: BorrowedFd<'a>,
+    /// What the cell's kernel is made of, unless it is the host's.
+    pub(crate) kernel: &'a [OwnedFd],
     /// What the guest has for its first payload.
     pub(crate) attached: &'a [OwnedFd],
     /// Readable once the launcher has done its part; closed without a byte if it could not.
@@ -41,11 +43,21 @@ pub(crate) fn build(ops: &[Op], mut site: Site<'_>) -> ! {
     let mut timings = vec![TIMINGS];
     let mut last = Moment::now();
     for (index, &op) in ops.iter().enumerate() {
-        if op == Op::BecomeGuest {
-            let gate = Gate { held: site.report, words: timings, release: site.release };
-            casemate_guest::run(Some(gate), site.attached.len())
-        }
-        if let Err(error) = perform(op, &mut site) {
+        let performed = match op {
+            Op::BecomeGuest => {
+                let gate = Gate { held: site.report, words: timings, release: site.release };
+                casemate_guest::run(Some(gate), site.attached.len())
+            }
+            // It says all that there is to say before the first payload does.
+            Op::BecomeKeeper(sentry) => {
+                match io::write_all(&site.report, &timings).and_then(|()| keeper::start(sentry, &site)) {
+                    Ok(running) => keeper::reap_for_ever(running, site),
+                    Err(error) => Err(error),
+                }
+            }
+            op => perform(op, &mut site),
+        };
+        if let Err(error) = performed {
             let mut report = vec![FAILURE, index as u8];
             report.extend(error.to_string().into_bytes());
             let _ = io::write_all(&site.report, &report);
@@ -81,7 +93,8 @@ fn perform(op: Op, site: &mut Site<'_>) -> io::Result<()> {
             let (from, to) = dir.paths();
             Ok(mount_bind(format!("{SCRATCH}/{from}"), to)?)
         }
-        Op::MountProc => sys::mount_proc("/proc", &[]),
+        Op::MountProc(procfs) => sys::mount_proc("/proc", procfs, &[]),
+        Op::MountState => keeper::mount_state(),
         // The cell's own null device, and a directory of the read-only skeleton that is always empty.
         Op::MaskProc(Mask::File(path)) => Ok(mount_bind("/dev/null", format!("/proc/{path}"))?),
         Op::MaskProc(Mask::Directory(path)) => Ok(mount_bind("/run", format!("/proc/{path}"))?),
@@ -103,6 +116,12 @@ fn perform(op: Op, site: &mut Site<'_>) -> io::Result<()> {
             let set = bits(&[caps::SETUID, caps::SETGID, caps::SETPCAP, caps::KILL]);
             sys::keep_capabilities(set, set)
         }
+        Op::KeepCapabilities(Capabilities::OfRunsc) => {
+            let set = bits(&caps::OF_RUNSC);
+            sys::keep_capabilities(set, set)?;
+            // Where it is not root, it would lose them when it is executed.
+            sys::pass_on_capabilities(set)
+        }
         Op::KeepCapabilities(Capabilities::None) => sys::keep_capabilities(0, 0),
         Op::KeepCapabilities(Capabilities::UntilIdsChange) => {
             sys::keep_capabilities(0, bits(&[caps::SETUID, caps::SETGID]))
@@ -123,18 +142,27 @@ fn perform(op: Op, site: &mut Site<'_>) -> io::Result<()> {
             // These could be: first out of each other's way.
             let aside = |fd: &OwnedFd| Ok(rustix::io::fcntl_dupfd_cloexec(fd, FIRST_ATTACHED + 8)?);
             let attached = site.attached.iter().map(aside).collect::<io::Result<Vec<_>>>()?;
+            let kernel = site.kernel.iter().map(aside).collect::<io::Result<Vec<_>>>()?;
             for (fd, target) in attached.iter().zip(FIRST_ATTACHED..) {
                 sys::move_fd(fd.as_raw_fd(), target)?;
             }
-            let (report, release) = sys::close_all_from(FIRST_ATTACHED as usize + site.attached.len())?;
+            let mut next = FIRST_ATTACHED as usize + attached.len();
+            if !kernel.is_empty() {
+                sys::close_range(next, keeper::RUNSC as usize - 1)?;
+                next = keeper::RUNSC as usize + kernel.len();
+            }
+            for (fd, target) in kernel.iter().zip(keeper::RUNSC..) {
+                sys::move_fd(fd.as_raw_fd(), target)?;
+            }
+            let (report, release) = sys::close_all_from(next)?;
             // What they stood for is closed already.
-            core::mem::forget((null, attached));
+            core::mem::forget((null, attached, kernel));
             core::mem::forget(core::mem::replace(&mut site.report, report));
             core::mem::forget(core::mem::replace(&mut site.release, release));
             Ok(())
         }
         // Carried out by the caller.
-        Op::BecomeGuest => Ok(()),
+        Op::BecomeGuest | Op::BecomeKeeper(_) => Ok(()),
     }
 }
 
@@ -144,8 +172,34 @@ fn bits(capabilities: &[u32]) -> u64 {
 
 /// Numbers from `linux/capability.h`, which `libc` does not carry.
 mod caps {
+    const CHOWN: u32 = 0;
+    const DAC_OVERRIDE: u32 = 1;
+    const DAC_READ_SEARCH: u32 = 2;
+    const FOWNER: u32 = 3;
+    const FSETID: u32 = 4;
     pub(super) const KILL: u32 = 5;
     pub(super) const SETGID: u32 = 6;
     pub(super) const SETUID: u32 = 7;
     pub(super) const SETPCAP: u32 = 8;
+    const SYS_CHROOT: u32 = 18;
+    const SYS_PTRACE: u32 = 19;
+    const SYS_ADMIN: u32 = 21;
+    /// Without it, root of a namespace cannot be root of another one within.
+    const SETFCAP: u32 = 31;
+    /// To make namespaces, mount and chroot for the sandbox and its gofer, which then keep fewer still.
+    pub(super) const OF_RUNSC: [u32; 13] = [
+        CHOWN,
+        DAC_OVERRIDE,
+        DAC_READ_SEARCH,
+        FOWNER,
+        FSETID,
+        KILL,
+        SETGID,
+        SETUID,
+        SETPCAP,
+        SYS_CHROOT,
+        SYS_PTRACE,
+        SYS_ADMIN,
+        SETFCAP,
+    ];
 }

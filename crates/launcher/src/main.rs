@@ -21,6 +21,7 @@ mod home;
 mod image;
 mod inspect;
 mod interpret;
+mod keeper;
 mod recipe;
 mod report;
 mod scratch;

@@ -10,7 +10,7 @@ use alloc::vec;
 use alloc::vec::Vec;
 
 use casemate_filter::{Network, Program};
-use casemate_wire::launch::{CellSpec, Wall};
+use casemate_wire::launch::{Attached, CellSpec, Kernel, Platform, Wall};
 
 /// Ids inside a cell. The guest is root of its own user namespace where a block of ids can be mapped.
 pub(crate) const GUEST_ID: u32 = 0;
@@ -31,8 +31,10 @@ pub(crate) enum Op {
     /// The quota-bound tmpfs that the launcher made: every writable byte of the cell is in it.
     AttachScratch,
     BindScratch(ScratchDir),
-    /// A procfs of the cell's own PID namespace, read-only as a whole.
-    MountProc,
+    /// A procfs of the cell's own PID namespace, read-only as a whole where a payload sees it.
+    MountProc(Procfs),
+    /// Where `runsc` finds its bundle and keeps its state.
+    MountState,
     /// Cover what tells about the host and is not bound to a namespace.
     MaskProc(Mask),
     /// CVE-2024-21626 and friends: the working directory must be the new root and nothing else.
@@ -56,6 +58,33 @@ pub(crate) enum Op {
     /// The child calls the guest. It does not execute another program for it: that would cost as much as the rest of
     /// the launch, and there is nothing in this process's memory that a cell must not have.
     BecomeGuest,
+    /// The child starts gVisor, which starts the guest. It stays behind as the first process of the cell, with nothing in its
+    /// hands, and reaps.
+    BecomeKeeper(Sentry),
+}
+
+/// What gVisor is started with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Sentry {
+    pub(crate) platform: Platform,
+    pub(crate) attached: Attached,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Procfs {
+    ReadOnly,
+    /// gVisor mounts another one, for itself, which the kernel allows only where this one is not restricted.
+    Plain,
+}
+
+impl Procfs {
+    /// What cells with this kernel need.
+    pub(crate) fn of(kernel: Kernel) -> Procfs {
+        match kernel {
+            Kernel::Host => Procfs::ReadOnly,
+            Kernel::Gvisor(_) => Procfs::Plain,
+        }
+    }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -74,6 +103,8 @@ pub(crate) enum Ids {
 pub(crate) enum Capabilities {
     /// What the guest needs to become the payload: setuid, setgid, setpcap, kill. In its own user namespace only.
     OfGuest,
+    /// What `runsc` needs to build a sandbox within the cell. In the cell's user namespace only.
+    OfRunsc,
     None,
     /// What the coming change of ids needs, and clears.
     UntilIdsChange,
@@ -130,19 +161,26 @@ pub(crate) const PROC_MASKS: [Mask; 12] = [
 pub(crate) fn operations(spec: &CellSpec, masks: &[Mask]) -> Vec<Op> {
     let mut ops = vec![Op::EnterCgroups];
     match spec.wall {
-        Wall::Container { .. } => {
-            let (ids, capabilities) = match spec.id_block {
-                Some(_) => (Ids::NamespaceRoot, Capabilities::OfGuest),
-                None => (Ids::Mapped, Capabilities::None),
+        Wall::Container { kernel, .. } => {
+            let (ids, capabilities) = match (spec.id_block, kernel) {
+                (Some(_), Kernel::Host) => (Ids::NamespaceRoot, Capabilities::OfGuest),
+                (None, Kernel::Host) => (Ids::Mapped, Capabilities::None),
+                (Some(_), Kernel::Gvisor(_)) => (Ids::NamespaceRoot, Capabilities::OfRunsc),
+                (None, Kernel::Gvisor(_)) => (Ids::Mapped, Capabilities::OfRunsc),
             };
             ops.extend([Op::NewCgroupNamespace, Op::PrivateMounts, Op::AttachScratch]);
             ops.extend(ScratchDir::ALL.map(Op::BindScratch));
-            ops.push(Op::MountProc);
-            ops.extend(masks.iter().map(|&mask| Op::MaskProc(mask)));
+            ops.push(Op::MountProc(Procfs::of(kernel)));
+            if kernel == Kernel::Host {
+                // Of the other one a payload sees nothing: it has gVisor's.
+                ops.extend(masks.iter().map(|&mask| Op::MaskProc(mask)));
+            }
+            ops.extend([Op::CheckWorkingDirectory, Op::AwaitLauncher, Op::TakeIds(ids)]);
+            if kernel != Kernel::Host {
+                // It belongs to whoever mounts it.
+                ops.push(Op::MountState);
+            }
             ops.extend([
-                Op::CheckWorkingDirectory,
-                Op::AwaitLauncher,
-                Op::TakeIds(ids),
                 Op::NewSession,
                 Op::NewKeyring,
                 Op::HarmlessRlimits,
@@ -167,7 +205,15 @@ pub(crate) fn operations(spec: &CellSpec, masks: &[Mask]) -> Vec<Op> {
             ]);
         }
     }
-    ops.extend([Op::NoNewPrivileges, Op::Filter(filter(&spec.wall)), Op::OnlyTheChannel, Op::BecomeGuest]);
+    ops.push(Op::NoNewPrivileges);
+    match spec.wall {
+        // gVisor installs filters of its own, and they are looked at from outside. The guest in it installs ours.
+        Wall::Container { kernel: Kernel::Gvisor(platform), .. } => {
+            let sentry = Sentry { platform, attached: spec.attached };
+            ops.extend([Op::OnlyTheChannel, Op::BecomeKeeper(sentry)]);
+        }
+        _ => ops.extend([Op::Filter(filter(&spec.wall)), Op::OnlyTheChannel, Op::BecomeGuest]),
+    }
     ops
 }
 
@@ -193,7 +239,8 @@ impl Op {
             Op::PrivateMounts => "private mounts".into(),
             Op::AttachScratch => "attach scratch".into(),
             Op::BindScratch(dir) => format!("bind {}", dir.paths().1),
-            Op::MountProc => "mount /proc".into(),
+            Op::MountProc(_) => "mount /proc".into(),
+            Op::MountState => "mount /run".into(),
             Op::MaskProc(Mask::File(path) | Mask::Directory(path)) => format!("mask /proc/{path}"),
             Op::CheckWorkingDirectory => "check working directory".into(),
             Op::NewSession => "new session".into(),
@@ -205,6 +252,7 @@ impl Op {
             Op::Filter(_) => "seccomp filter".into(),
             Op::OnlyTheChannel => "close descriptors".into(),
             Op::BecomeGuest => "become guest".into(),
+            Op::BecomeKeeper(_) => "start gvisor".into(),
         }
     }
 }
@@ -213,7 +261,7 @@ impl Op {
 mod tests {
     use super::*;
     use casemate_filter::Ptrace;
-    use casemate_wire::launch::{Attached, Image};
+    use casemate_wire::launch::Image;
 
     fn spec(wall: Wall, id_block: Option<u16>) -> CellSpec {
         CellSpec {
@@ -228,7 +276,12 @@ mod tests {
     }
 
     fn container() -> Wall {
-        Wall::Container { image: Image::Host, disk_bytes: 1 << 20, inodes: 100, ptrace: Ptrace::Denied }
+        container_with(Kernel::Host)
+    }
+
+    fn container_with(kernel: Kernel) -> Wall {
+        let (disk_bytes, inodes, ptrace) = (1 << 20, 100, Ptrace::Denied);
+        Wall::Container { image: Image::Host, disk_bytes, inodes, ptrace, kernel }
     }
 
     fn names(spec: &CellSpec) -> String {
@@ -243,6 +296,11 @@ mod tests {
     #[test]
     fn the_container_recipe_rootless() {
         insta::assert_snapshot!(names(&spec(container(), None)));
+    }
+
+    #[test]
+    fn the_gvisor_recipe_as_root() {
+        insta::assert_snapshot!(names(&spec(container_with(Kernel::Gvisor(Platform::Systrap)), Some(7))));
     }
 
     #[test]

@@ -20,8 +20,13 @@ pub(crate) enum Report {
 
 /// How long a report is if the payload comes to wait: what it says of itself, and the timings of every operation but the last,
 /// which does not return.
-pub(crate) fn full_length(ops: &[Op]) -> usize {
+fn full_length(ops: &[Op]) -> usize {
     [BORN, interpret::TIMINGS, HELD].len() + 4 * (ops.len() - 1)
+}
+
+/// Whether all is said, though somebody may still hold the pipe open. A failure ends with it.
+pub(crate) fn is_complete(report: &[u8], ops: &[Op]) -> bool {
+    matches!(report.first(), Some(&(BORN | interpret::TIMINGS))) && report.len() >= full_length(ops)
 }
 
 pub(crate) fn parse(report: &[u8], ops: &[Op]) -> Report {
@@ -36,8 +41,10 @@ pub(crate) fn parse(report: &[u8], ops: &[Op]) -> Report {
         Some((&interpret::TIMINGS, rest)) => {
             let (timings, rest) = rest.split_at(rest.len().min(4 * (ops.len() - 1)));
             let micros = timings.chunks_exact(4).map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]]) / 1000);
-            match rest.split_first() {
-                Some((&HELD, [])) => Report::Held(ops.iter().map(|op| op.name()).zip(micros).collect()),
+            match rest {
+                // Where another kernel is started in between, the payload is born after the rest was said.
+                [HELD] | [BORN, HELD] => Report::Held(ops.iter().map(|op| op.name()).zip(micros).collect()),
+                [interpret::FAILURE, rest @ ..] => failure(rest),
                 _ => Report::Silence,
             }
         }
@@ -70,9 +77,18 @@ mod tests {
     #[test]
     fn a_payload_at_the_gate_ends_the_report() {
         let report = [timings(), vec![HELD]].concat();
-        assert_eq!(report.len(), full_length(&OPS));
+        assert!(is_complete(&report, &OPS) && !is_complete(&report[..report.len() - 1], &OPS));
         let Report::Held(steps) = parse(&report, &OPS) else { panic!("it is held") };
         assert_eq!(steps, [("enter cgroups".to_owned(), 5), ("await launcher".to_owned(), 7)]);
+    }
+
+    #[test]
+    fn a_payload_may_be_born_late() {
+        let report = [&timings()[1..], &[BORN, HELD]].concat();
+        assert!(is_complete(&report, &OPS) && matches!(parse(&report, &OPS), Report::Held(_)));
+        let failed = [&timings()[1..], &[interpret::FAILURE, 2], b"no such platform"].concat();
+        let Report::Failed(failure) = parse(&failed, &OPS) else { panic!("it failed") };
+        assert_eq!((failure.step.as_str(), failure.message.as_str()), ("become guest", "no such platform"));
     }
 
     #[test]

@@ -1,8 +1,11 @@
 //! The system calls that `rustix` does not offer, each as thin as possible.
 #![allow(unsafe_code, reason = "raw system calls of the privileged path live here")]
 
+use alloc::ffi::CString;
+use alloc::vec::Vec;
 use core::ffi::CStr;
 use core::mem::{size_of, zeroed};
+use core::ptr::null;
 use core::time::Duration;
 
 use casemate_bare::call::call;
@@ -10,6 +13,8 @@ use casemate_bare::io;
 use casemate_bare::process::{Disposition, dispose};
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use rustix::io::Errno;
+
+use crate::recipe::Procfs;
 
 pub(crate) use casemate_bare::exit_now;
 pub(crate) use casemate_bare::process::{
@@ -90,8 +95,8 @@ fn enter(namespace: BorrowedFd<'_>, kind: libc::c_int) -> io::Result<()> {
     Ok(())
 }
 
-/// Mounts a procfs of this process's PID namespace, read-only as a whole.
-pub(crate) fn mount_proc(place: &str, options: &[(&str, &str)]) -> io::Result<()> {
+/// Mounts a procfs of this process's PID namespace.
+pub(crate) fn mount_proc(place: &str, procfs: Procfs, options: &[(&str, &str)]) -> io::Result<()> {
     use rustix::mount::{
         FsMountFlags, FsOpenFlags, MountAttrFlags, MoveMountFlags, fsconfig_create, fsconfig_set_string,
         fsmount, fsopen, move_mount,
@@ -101,7 +106,11 @@ pub(crate) fn mount_proc(place: &str, options: &[(&str, &str)]) -> io::Result<()
         fsconfig_set_string(&context, *key, *value)?;
     }
     fsconfig_create(&context)?;
-    let attributes = MountAttrFlags::MOUNT_ATTR_RDONLY
+    let read_only = match procfs {
+        Procfs::ReadOnly => MountAttrFlags::MOUNT_ATTR_RDONLY,
+        Procfs::Plain => MountAttrFlags::empty(),
+    };
+    let attributes = read_only
         | MountAttrFlags::MOUNT_ATTR_NOSUID
         | MountAttrFlags::MOUNT_ATTR_NODEV
         | MountAttrFlags::MOUNT_ATTR_NOEXEC;
@@ -112,6 +121,48 @@ pub(crate) fn mount_proc(place: &str, options: &[(&str, &str)]) -> io::Result<()
     };
     let mount = fsmount(&context, FsMountFlags::FSMOUNT_CLOEXEC, attributes)?;
     Ok(move_mount(&mount, "", rustix::fs::CWD, place, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)?)
+}
+
+/// Forks this single-threaded process. `None` in the child.
+pub(crate) fn fork() -> io::Result<Option<i32>> {
+    // SAFETY: the process has one thread, so the child's copy of it is consistent; without CLONE_VM it is a copy.
+    match unsafe { call(libc::SYS_clone, [libc::SIGCHLD as usize, 0, 0, 0, 0]) }? {
+        0 => Ok(None),
+        pid => Ok(Some(pid as i32)),
+    }
+}
+
+/// Executes what is behind the descriptor `program`, with no environment. Returns only if that fails.
+pub(crate) fn execute_with_stderr(program: RawFd, argv: &[CString], stderr: BorrowedFd<'_>) -> io::Error {
+    if let Err(error) = move_fd(stderr.as_raw_fd(), 2) {
+        return error;
+    }
+    let pointers: Vec<*const libc::c_char> = argv.iter().map(|word| word.as_ptr()).chain([null()]).collect();
+    let no_environment: [*const libc::c_char; 1] = [null()];
+    let (path, argv, env) =
+        (c"".as_ptr() as usize, pointers.as_ptr() as usize, no_environment.as_ptr() as usize);
+    let arguments = [program as usize, path, argv, env, libc::AT_EMPTY_PATH as usize];
+    // SAFETY: null-terminated arrays of NUL-terminated strings that live until the call.
+    match unsafe { call(libc::SYS_execveat, arguments) } {
+        Err(error) => error.into(),
+        Ok(_) => io::Error::other("exec returned"),
+    }
+}
+
+/// Closes every descriptor, and gives up every capability for good.
+pub(crate) fn let_go_of_everything() -> io::Result<()> {
+    close_range(0, i32::MAX as usize)?;
+    clear_ambient_capabilities()?;
+    set_capabilities(0)
+}
+
+/// Waits until a child has ended; without children, until somebody's child has become one.
+pub(crate) fn reap_one() {
+    // SAFETY: no status is asked for.
+    let reaped = unsafe { call(libc::SYS_wait4, [usize::MAX, 0, libc::__WALL as usize, 0]) };
+    if reaped.is_err() {
+        sleep(Duration::from_millis(100));
+    }
 }
 
 /// Waits for one child, and returns what is left of its status: zero if all went well.
@@ -194,8 +245,23 @@ pub(crate) fn clear_ambient_capabilities() -> io::Result<()> {
     prctl(libc::PR_CAP_AMBIENT, libc::PR_CAP_AMBIENT_CLEAR_ALL as usize).map(drop)
 }
 
+/// What this process executes has these capabilities, too, whoever it is.
+pub(crate) fn pass_on_capabilities(set: u64) -> io::Result<()> {
+    write_capabilities(set, set)?;
+    for capability in (0..64).filter(|capability| set & (1 << capability) != 0) {
+        let raise = libc::PR_CAP_AMBIENT_RAISE as usize;
+        // SAFETY: takes integers.
+        unsafe { call(libc::SYS_prctl, [libc::PR_CAP_AMBIENT as usize, raise, capability, 0, 0]) }?;
+    }
+    Ok(())
+}
+
 /// Permitted and effective become `set`, inheritable becomes empty.
 fn set_capabilities(set: u64) -> io::Result<()> {
+    write_capabilities(set, 0)
+}
+
+fn write_capabilities(set: u64, inheritable: u64) -> io::Result<()> {
     #[repr(C)]
     struct Header {
         version: u32,
@@ -209,8 +275,11 @@ fn set_capabilities(set: u64) -> io::Result<()> {
     }
     const VERSION_3: u32 = 0x2008_0522;
     let header = Header { version: VERSION_3, pid: 0 };
-    let half = |bits: u64| Data { effective: bits as u32, permitted: bits as u32, inheritable: 0 };
-    let data = [half(set), half(set >> 32)];
+    let half = |shift: u32| {
+        let [set, inheritable] = [set, inheritable].map(|bits| (bits >> shift) as u32);
+        Data { effective: set, permitted: set, inheritable }
+    };
+    let data = [half(0), half(32)];
     // SAFETY: header and data have the layout of version 3 of capset(2) and outlive the call.
     unsafe { call(libc::SYS_capset, [&raw const header as usize, data.as_ptr() as usize]) }?;
     Ok(())
@@ -259,12 +328,22 @@ pub(crate) fn move_fd(source: RawFd, target: RawFd) -> io::Result<()> {
     Ok(())
 }
 
+/// Closes the descriptors from `first` to `last`, if there are any.
+///
+/// For a child that never returns: whatever its copy of the launcher's memory believes to own is gone.
+pub(crate) fn close_range(first: usize, last: usize) -> io::Result<()> {
+    if first <= last {
+        // SAFETY: the caller gives up all of them; nothing of this process is dropped any more, so nothing is closed twice.
+        unsafe { call(libc::SYS_close_range, [first, last, 0]) }?;
+    }
+    Ok(())
+}
+
 /// Closes every descriptor from `first` on, and takes over 4 and 5, which were put there just before.
 ///
 /// For a child that never returns: whatever its copy of the launcher's memory believes to own is gone.
 pub(crate) fn close_all_from(first: usize) -> io::Result<(OwnedFd, OwnedFd)> {
-    // SAFETY: the caller gives up all of them; nothing of this process is dropped any more, so nothing is closed twice.
-    unsafe { call(libc::SYS_close_range, [first, u32::MAX as usize, 0]) }?;
+    close_range(first, i32::MAX as usize)?;
     // SAFETY: both are open and owned by nothing else, see above.
     let (four, five) = unsafe { (OwnedFd::from_raw_fd(4), OwnedFd::from_raw_fd(5)) };
     for file in [&four, &five] {

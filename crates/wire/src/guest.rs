@@ -29,6 +29,8 @@ pub enum ToGuest {
     Put { id: Id, path: String, entry: Entry },
     /// Send the file or directory tree at `path`: entries as messages, bytes on stream `id`.
     Get { id: Id, path: String, max_bytes: u64, max_entries: u32 },
+    /// Say what there is at the moment, where it cannot be seen from outside.
+    Measure,
 }
 
 /// Guest → engine.
@@ -86,6 +88,7 @@ pub enum ToHost {
         step: String,
         errno: i32,
     },
+    Measured(Inside),
     /// A WASM worker has code, of this kind (or why it cannot be called), which wants these imports.
     Loaded {
         module: ModuleId,
@@ -114,8 +117,7 @@ pub struct Config {
     pub ptrace: Ptrace,
     pub filter: Filter,
     pub rlimits: Rlimits,
-    /// Directories (and files) that Landlock opens up; everything else is closed.
-    pub landlock: Vec<LandlockRule>,
+    pub landlock: Landlock,
     /// Directories below which files may be put and got.
     pub file_roots: Vec<String>,
 }
@@ -138,6 +140,14 @@ pub struct Rlimits {
     pub cpu_seconds: Option<u64>,
     /// Largest file; set where no quota bounds the file system.
     pub file_size: Option<u64>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Landlock {
+    /// Directories (and files) that it opens up; everything else is closed.
+    Rules(Vec<LandlockRule>),
+    /// The kernel around the payload is gVisor's, which has none. What is read-only there is so because of its mounts.
+    NotThere,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -216,6 +226,21 @@ pub enum WaitStatus {
 pub struct ProcessUsage {
     pub cpu_micros: u64,
     pub max_rss_bytes: u64,
+}
+
+/// What a guest sees of its cell. Only what it can see for itself: nothing that a payload says is in here.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Inside {
+    /// Threads, besides the guest's.
+    pub threads: u64,
+    /// Largest number of descriptors found in one process, where that may be looked at.
+    pub open_files: Option<u64>,
+    /// What is in the writable file systems, each counted once.
+    pub disk_bytes: u64,
+    pub inodes: u64,
+    /// Whether one of them has no room left. There may be several, with a part of the quota each.
+    pub disk_is_full: bool,
+    pub inodes_are_used_up: bool,
 }
 
 /// Output bytes that were read after the limit and thrown away.

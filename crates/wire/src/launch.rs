@@ -57,8 +57,8 @@ pub enum Op {
     Serve { wall: Serves, ahead: Ahead },
     /// Then, exactly once: who it works for. Descriptors: locks to hold for them. Answered with the hello.
     Start { run: RunId, generation: u32 },
-    /// Build a cell. Descriptors: the guest's end of the channel, the image directory if `Image::Directory`, then what
-    /// [`Attached`] says. Answered when its first payload runs, which takes [`Op::Proceed`] too, or when that has become
+    /// Build a cell. Descriptors: the guest's end of the channel, the image directory if `Image::Directory`, what the
+    /// [`Kernel`] is made of, then what [`Attached`] says. Answered when its first payload runs, which takes [`Op::Proceed`] too, or when that has become
     /// impossible.
     Launch(CellSpec),
     /// Let the first payload of a cell go, once it waits and looks as it must from outside. Not answered: the answer to the
@@ -158,12 +158,60 @@ impl Attached {
 }
 
 /// The most descriptors that come with a request.
-pub const MAX_DESCRIPTORS: usize = 4;
+pub const MAX_DESCRIPTORS: usize = 6;
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Wall {
-    Container { image: Image, disk_bytes: u64, inodes: u64, ptrace: Ptrace },
+    Container { image: Image, disk_bytes: u64, inodes: u64, ptrace: Ptrace, kernel: Kernel },
     Process,
+}
+
+/// Which kernel it is that a container's payload talks to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Kernel {
+    /// The host's.
+    Host,
+    /// gVisor's: a program in the container, and the guest and its payloads in that. Descriptors: `runsc`, and the guest.
+    Gvisor(Platform),
+}
+
+/// How gVisor gets hold of its payload's system calls.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Platform {
+    Systrap,
+    Ptrace,
+}
+
+impl Platform {
+    /// The one to be preferred first.
+    pub const ALL: [Platform; 2] = [Platform::Systrap, Platform::Ptrace];
+
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Platform::Systrap => "systrap",
+            Platform::Ptrace => "ptrace",
+        }
+    }
+}
+
+impl Wall {
+    /// Without namespaces, there is only the host's.
+    pub fn kernel(&self) -> Kernel {
+        match self {
+            Wall::Container { kernel, .. } => *kernel,
+            Wall::Process => Kernel::Host,
+        }
+    }
+}
+
+impl Kernel {
+    /// How many descriptors come with it.
+    pub fn descriptors(self) -> usize {
+        match self {
+            Kernel::Host => 0,
+            Kernel::Gvisor(_) => 2,
+        }
+    }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]

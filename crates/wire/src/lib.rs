@@ -12,6 +12,7 @@ extern crate alloc;
 
 pub mod frame;
 pub mod guest;
+pub mod gvisor;
 pub mod launch;
 pub mod worker;
 

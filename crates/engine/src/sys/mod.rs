@@ -52,6 +52,11 @@ impl Memory {
     }
 }
 
+/// The same file, not to be written to through this descriptor.
+pub(crate) fn reopened_for_reading(file: &OwnedFd) -> io::Result<OwnedFd> {
+    File::open(format!("/proc/self/fd/{}", file.as_raw_fd())).map(OwnedFd::from)
+}
+
 /// Starts `program` with `control` as its standard input, no environment, and a process group of its own, so that
 /// Ctrl-C at a terminal reaches only us. Nothing here needs code between fork and exec, so `std` can spare itself
 /// the copy of our address space.

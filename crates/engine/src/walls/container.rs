@@ -1,5 +1,7 @@
 //! The `container` wall: namespaces, a read-only root, a quota-bound work directory, cgroups, no network but a
 //! loopback that leads nowhere. Native: no daemon, no runtime, our launcher builds it.
+//!
+//! What is in it is a guest and its payloads; or gVisor, and the guest in that (`gvisor.rs`).
 
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
@@ -8,13 +10,14 @@ use casemate_core::limits::LimitKind;
 use casemate_core::plan::Plan;
 use casemate_core::request::ImageRef;
 use casemate_wire::PROTOCOL_VERSION;
-use casemate_wire::guest::{Access, Config, Filter, Ids, Network, Presence};
-use casemate_wire::launch::{self, Image};
+use casemate_wire::guest::{Access, Config, Filter, Ids, Landlock, Network, Presence};
+use casemate_wire::launch::{self, Image, Kernel, Platform};
+use serde_json::Value;
 
 use crate::guest::Channel;
 use crate::home::Home;
 use crate::launcher::{Keeper, Kept};
-use crate::wall::{Attachment, Cell, Job, Later, Places, Wall, WallError};
+use crate::wall::{Attachment, Cell, Gauges, Job, Later, Places, Wall, WallError};
 use crate::walls::native::{self, rule};
 
 /// Uid and gid of the payload inside the cell.
@@ -36,11 +39,8 @@ impl Wall for Container {
         plan: &'a Plan,
         image: Option<BorrowedFd<'a>>,
     ) -> Later<'a, Result<Cell, WallError>> {
-        let kind = match plan.image() {
-            ImageRef::Host => Image::Host,
-            ImageRef::Directory { .. } => Image::Directory,
-        };
-        self.build(plan, kind, image, None)
+        let kind = image_kind(plan);
+        Box::pin(self.build(plan, Content { kind, image, program: None, sentry: None }))
     }
 
     fn start_program<'a>(
@@ -48,58 +48,90 @@ impl Wall for Container {
         plan: &'a Plan,
         program: Attachment<'a>,
     ) -> Later<'a, Result<Cell, WallError>> {
-        self.build(plan, Image::Empty, None, Some(program))
+        let content = Content { kind: Image::Empty, image: None, program: Some(program), sentry: None };
+        Box::pin(self.build(plan, content))
+    }
+}
+
+/// What is to be in a container.
+pub(super) struct Content<'a> {
+    pub(super) kind: Image,
+    pub(super) image: Option<BorrowedFd<'a>>,
+    pub(super) program: Option<Attachment<'a>>,
+    pub(super) sentry: Option<Sentry<'a>>,
+}
+
+/// gVisor, which is the kernel for what is in the container.
+#[derive(Clone, Copy)]
+pub(super) struct Sentry<'a> {
+    pub(super) platform: Platform,
+    pub(super) runsc: BorrowedFd<'a>,
+    pub(super) guest: BorrowedFd<'a>,
+}
+
+/// The image that a plan asks for.
+pub(super) fn image_kind(plan: &Plan) -> Image {
+    match plan.image() {
+        ImageRef::Host => Image::Host,
+        ImageRef::Directory { .. } => Image::Directory,
     }
 }
 
 impl Container {
-    fn build<'a>(
-        &'a self,
-        plan: &'a Plan,
-        kind: Image,
-        image: Option<BorrowedFd<'a>>,
-        program: Option<Attachment<'a>>,
-    ) -> Later<'a, Result<Cell, WallError>> {
-        Box::pin(async move {
-            let launcher = self.keeper.launcher().await?;
-            let block = self.home.id_block().map_err(|e| WallError(format!("cannot assign ids: {e}")))?;
-            let bound = |kind| plan.limits().get(kind).map_or(0, |bound| bound.value);
-            let wall = launch::Wall::Container {
-                image: kind,
-                disk_bytes: bound(LimitKind::Disk),
-                inodes: bound(LimitKind::Inodes),
-                ptrace: native::ptrace(plan),
-            };
-            let cgroups = &launcher.hello().cgroups;
-            let spec = native::spec(plan, wall, cgroups, block.as_ref().map(|block| block.block), program);
+    pub(super) async fn build(&self, plan: &Plan, content: Content<'_>) -> Result<Cell, WallError> {
+        let Content { kind, image, program, sentry } = content;
+        let launcher = self.keeper.launcher().await?;
+        let block = self.home.id_block().map_err(|e| WallError::Failed(format!("cannot assign ids: {e}")))?;
+        let bound = |kind| plan.limits().get(kind).map_or(0, |bound| bound.value);
+        let wall = launch::Wall::Container {
+            image: kind,
+            disk_bytes: bound(LimitKind::Disk),
+            inodes: bound(LimitKind::Inodes),
+            ptrace: native::ptrace(plan),
+            kernel: sentry.map_or(Kernel::Host, |sentry| Kernel::Gvisor(sentry.platform)),
+        };
+        let cgroups = &launcher.hello().cgroups;
+        let spec = native::spec(plan, wall, cgroups, block.as_ref().map(|block| block.block), program);
+        let processes = match sentry {
+            None if cgroups.pids => None,
             // Without a cgroup, the kernel counts processes per user namespace; the guest is one of them.
-            let processes = (!cgroups.pids).then(|| bound(LimitKind::Pids) + 1);
-            // No file can hold more than the disk does, and a hole must not pretend to. The slack lets a full disk
-            // answer ENOSPC before this limit sends its signal.
-            let file_size = bound(LimitKind::Disk) + FILE_SIZE_SLACK;
-            let payload_id = block.is_some().then_some(PAYLOAD_ID);
-            let (channel, control) =
-                native::launch(&launcher, spec, image, program, Kept { block, scratch: None })?;
-            let mut landlock = vec![rule("/", Access::ReadExecute, Presence::Required)];
-            landlock.extend(WRITABLE.iter().map(|path| rule(*path, Access::ReadWrite, Presence::Required)));
-            // A cell's /dev has nothing but harmless devices in it.
-            landlock.push(rule("/dev", Access::Device, Presence::Required));
-            let config = Config {
-                version: PROTOCOL_VERSION,
-                payload_id,
-                network: Network::Namespaced,
-                // Without a block the uid is the caller's, but of the caller's files this mount namespace shows only
-                // those of the image, and these read-only, which holds for metadata too.
-                ids: Ids::Own,
-                ptrace: native::ptrace(plan),
-                filter: Filter::Inherited,
-                rlimits: native::rlimits(plan, processes, Some(file_size)),
-                landlock,
-                file_roots: vec!["/work".into(), "/tmp".into()],
-            };
-            let places = Places { work: "/work".into(), tmp: "/tmp".into() };
-            let job = Job::Program { config, attached: Attachment::kind(program) };
-            Ok(Cell { channel: Channel::Guest(channel), job, places, control })
-        })
+            None => Some(bound(LimitKind::Pids) + 1),
+            // gVisor counts those of a user, and the guest is another one.
+            Some(_) => Some(bound(LimitKind::Pids)),
+        };
+        // No file can hold more than the disk does, and a hole must not pretend to. The slack lets a full disk
+        // answer ENOSPC before this limit sends its signal.
+        let file_size = bound(LimitKind::Disk) + FILE_SIZE_SLACK;
+        // In gVisor's own kernel there are always more ids than one.
+        let payload_id = (block.is_some() || sentry.is_some()).then_some(PAYLOAD_ID);
+        let kept = Kept { block, scratch: None };
+        let of_kernel = sentry.into_iter().flat_map(|sentry| [sentry.runsc, sentry.guest]);
+        let descriptors: Vec<_> = image.into_iter().chain(of_kernel).collect();
+        let (channel, control) = native::launch(&launcher, spec, &descriptors, program, kept)?;
+        let config = Config {
+            version: PROTOCOL_VERSION,
+            payload_id,
+            network: Network::Namespaced,
+            // Without a block the uid is the caller's, but of the caller's files this mount namespace shows only
+            // those of the image, and these read-only, which holds for metadata too.
+            ids: Ids::Own,
+            ptrace: native::ptrace(plan),
+            filter: if sentry.is_some() { Filter::Own } else { Filter::Inherited },
+            rlimits: native::rlimits(plan, processes, Some(file_size)),
+            landlock: if sentry.is_some() { Landlock::NotThere } else { landlock() },
+            file_roots: vec!["/work".into(), "/tmp".into()],
+        };
+        let places = Places { work: "/work".into(), tmp: "/tmp".into() };
+        let job = Job::Program { config, attached: Attachment::kind(program) };
+        let gauges = if sentry.is_some() { Gauges::Inside } else { Gauges::Outside };
+        Ok(Cell { channel: Channel::Guest(channel), job, places, control, gauges, runtime: Value::Null })
     }
+}
+
+fn landlock() -> Landlock {
+    let mut rules = vec![rule("/", Access::ReadExecute, Presence::Required)];
+    rules.extend(WRITABLE.iter().map(|path| rule(*path, Access::ReadWrite, Presence::Required)));
+    // A cell's /dev has nothing but harmless devices in it.
+    rules.push(rule("/dev", Access::Device, Presence::Required));
+    Landlock::Rules(rules)
 }

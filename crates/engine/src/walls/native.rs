@@ -18,14 +18,14 @@ use crate::wall::{Attachment, Begun, Control, Later, WallError};
 pub(super) fn launch(
     launcher: &Launcher,
     spec: CellSpec,
-    image: Option<BorrowedFd<'_>>,
+    descriptors: &[BorrowedFd<'_>],
     program: Option<Attachment<'_>>,
     kept: Kept,
 ) -> Result<(GuestChannel, Box<dyn Control>), WallError> {
     let (channel, theirs) =
-        channel().map_err(|error| WallError(format!("cannot make a channel: {error}")))?;
+        channel().map_err(|error| WallError::Failed(format!("cannot make a channel: {error}")))?;
     let mut fds = vec![theirs.as_fd()];
-    fds.extend(image);
+    fds.extend_from_slice(descriptors);
     fds.extend(program.into_iter().flat_map(Attachment::descriptors));
     let launching = launcher.launch(spec, &fds, kept);
     Ok((channel, Box::new(launching)))
@@ -90,6 +90,6 @@ impl Control for Launching {
 
 impl From<LauncherError> for WallError {
     fn from(error: LauncherError) -> WallError {
-        WallError(error.to_string())
+        WallError::Failed(error.to_string())
     }
 }

@@ -8,13 +8,14 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use casemate_core::plan::Plan;
 use casemate_wire::PROTOCOL_VERSION;
-use casemate_wire::guest::{Access, Config, Filter, Ids, Network, Presence};
+use casemate_wire::guest::{Access, Config, Filter, Ids, Landlock, Network, Presence};
 use casemate_wire::launch;
+use serde_json::Value;
 
 use crate::guest::Channel;
 use crate::home::Home;
 use crate::launcher::{Keeper, Kept};
-use crate::wall::{Attachment, Cell, Job, Later, Places, Wall, WallError};
+use crate::wall::{Attachment, Cell, Gauges, Job, Later, Places, Wall, WallError};
 use crate::walls::native::{self, rule};
 
 pub(crate) struct Process {
@@ -66,18 +67,19 @@ impl Process {
     ) -> Later<'a, Result<Cell, WallError>> {
         Box::pin(async move {
             let launcher = self.keeper.launcher().await?;
-            let block = self.home.id_block().map_err(|e| WallError(format!("cannot assign ids: {e}")))?;
+            let block =
+                self.home.id_block().map_err(|e| WallError::Failed(format!("cannot assign ids: {e}")))?;
             let block_number = block.as_ref().map(|block| block.block);
             let number = self.made.fetch_add(1, Ordering::Relaxed);
             let scratch = self
                 .home
                 .scratch(number, block_number)
-                .map_err(|e| WallError(format!("cannot make a work directory: {e}")))?;
+                .map_err(|e| WallError::Failed(format!("cannot make a work directory: {e}")))?;
             let places = Places { work: scratch.part("work"), tmp: scratch.part("tmp") };
             let cgroups = &launcher.hello().cgroups;
             let spec = native::spec(plan, launch::Wall::Process, cgroups, block_number, program);
             let (channel, control) =
-                native::launch(&launcher, spec, None, program, Kept { block, scratch: Some(scratch) })?;
+                native::launch(&launcher, spec, &[], program, Kept { block, scratch: Some(scratch) })?;
             let mut landlock: Vec<_> =
                 readable.iter().map(|path| rule(*path, Access::ReadExecute, Presence::Optional)).collect();
             landlock.extend(
@@ -92,11 +94,12 @@ impl Process {
                 ptrace: native::ptrace(plan),
                 filter: Filter::Own,
                 rlimits: native::rlimits(plan, None, None),
-                landlock,
+                landlock: Landlock::Rules(landlock),
                 file_roots: vec![places.work.clone(), places.tmp.clone()],
             };
             let job = Job::Program { config, attached: Attachment::kind(program) };
-            Ok(Cell { channel: Channel::Guest(channel), job, places, control })
+            let gauges = Gauges::Outside;
+            Ok(Cell { channel: Channel::Guest(channel), job, places, control, gauges, runtime: Value::Null })
         })
     }
 }

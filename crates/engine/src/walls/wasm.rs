@@ -11,7 +11,6 @@ mod runtimes;
 mod worker;
 
 use std::collections::HashMap;
-use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -32,7 +31,7 @@ use crate::agents::{Agents, COMPILER_DIGEST, WORKER_DIGEST};
 use crate::guest::{Channel, GuestChannel};
 use crate::recorder::Store;
 use crate::run::{STDERR, STDIN, STDOUT, Trouble};
-use crate::wall::{Begun, Cell, Control, Job, Later, Places, Wall, WallError};
+use crate::wall::{Begun, Cell, Control, Gauges, Job, Later, Places, Wall, WallError};
 
 use cache::Cache;
 use compiler::{Compiler, Place, What};
@@ -110,7 +109,14 @@ impl Wasm {
         let control = Box::new(SharedControl { channel: channel.remote() });
         let job = Job::Call(Call { worker, module: None, files: None });
         let places = Places { work: "/work".into(), tmp: "/tmp".into() };
-        Ok(Cell { channel: Channel::Call(channel), job, places, control })
+        Ok(Cell {
+            channel: Channel::Call(channel),
+            job,
+            places,
+            control,
+            gauges: Gauges::Outside,
+            runtime: Value::Null,
+        })
     }
 
     /// Compiles what the plan wants to run, unless that was done before, and has the worker load it.
@@ -205,11 +211,12 @@ impl Wasm {
         }
         let program = self.worker_program()?;
         let stack = outer_stack(plan.stack());
-        let shared =
-            worker::shared_plan(&stack, plan.tenant()).map_err(|refusal| WallError(refusal.reason))?;
+        let shared = worker::shared_plan(&stack, plan.tenant())
+            .map_err(|refusal| WallError::Failed(refusal.reason))?;
         let (line, cell, begun) = worker::launch(&shared, outer, program.as_fd()).await?;
+        let description = describe(plan, &begun, &cell.runtime);
         let worker = Worker::shared(line, cell);
-        worker.open_record(&self.store, &self.run, describe(plan, &begun))?;
+        worker.open_record(&self.store, &self.run, description)?;
         let worker = Arc::new(worker);
         self.workers().insert(whose, worker.clone());
         Ok(worker)
@@ -219,19 +226,20 @@ impl Wasm {
     async fn start_own(&self, plan: &Plan, outer: &dyn Wall) -> Result<Cell, WallError> {
         let program = self.worker_program()?;
         let stack = outer_stack(plan.stack());
-        let own = worker::own_plan(&stack, plan).map_err(|refusal| WallError(refusal.reason))?;
+        let own = worker::own_plan(&stack, plan).map_err(|refusal| WallError::Failed(refusal.reason))?;
         let (line, cell, begun) = worker::launch(&own, outer, program.as_fd()).await?;
         let observed = json!({
-            "worker_sha256": hex(WORKER_DIGEST), "posture": crate::evidence::posture(&begun.posture),
+            "worker_sha256": hex(WORKER_DIGEST), "posture": crate::evidence::observed(&begun, &cell.runtime),
         });
         let Cell { channel, places, control, .. } = cell;
         let Channel::Guest(files) = channel else {
-            return Err(WallError("the worker's cell has no guest".into()));
+            return Err(WallError::Failed("the worker's cell has no guest".into()));
         };
         let worker = Arc::new(Worker::own(line, observed));
         let channel = worker.line().call(false);
         let job = Job::Call(Call { worker, module: None, files: Some(files) });
-        Ok(Cell { channel: Channel::Call(channel), job, places, control: Box::new(OwnControl(control)) })
+        let (channel, control) = (Channel::Call(channel), Box::new(OwnControl(control)));
+        Ok(Cell { channel, job, places, control, gauges: Gauges::Outside, runtime: Value::Null })
     }
 
     /// Workers that are not worth their memory any more, taken from the others.
@@ -258,27 +266,16 @@ impl Wasm {
     }
 
     fn worker_program(&self) -> Result<&OwnedFd, WallError> {
-        made_once(&self.worker_program, || self.agents.worker())
+        super::made_once(&self.worker_program, || self.agents.worker())
     }
 
     fn compiler_program(&self) -> Result<&OwnedFd, WallError> {
-        made_once(&self.compiler_program, || self.agents.compiler())
+        super::made_once(&self.compiler_program, || self.agents.compiler())
     }
-}
-
-fn made_once(
-    slot: &OnceLock<OwnedFd>,
-    make: impl FnOnce() -> io::Result<OwnedFd>,
-) -> Result<&OwnedFd, WallError> {
-    if slot.get().is_none() {
-        let made = make().map_err(|error| WallError(format!("cannot put a program into memory: {error}")))?;
-        let _ = slot.set(made);
-    }
-    slot.get().ok_or_else(|| WallError("a program is missing".into()))
 }
 
 /// What the record of a shared worker says about it.
-fn describe(plan: &Plan, begun: &Begun) -> Value {
+fn describe(plan: &Plan, begun: &Begun, runtime: &Value) -> Value {
     json!({
         "worker": {
             "tenant": plan.tenant(),
@@ -286,7 +283,7 @@ fn describe(plan: &Plan, begun: &Begun) -> Value {
             "class": plan.class().as_str(),
             "sha256": hex(WORKER_DIGEST),
         },
-        "observed": crate::evidence::posture(&begun.posture),
+        "observed": crate::evidence::observed(begun, runtime),
     })
 }
 
@@ -420,7 +417,7 @@ struct SharedControl {
 
 impl Control for SharedControl {
     fn proceed(&mut self) -> Later<'_, Result<Begun, WallError>> {
-        Box::pin(async { Err(WallError("the worker is gone".into())) })
+        Box::pin(async { Err(WallError::Failed("the worker is gone".into())) })
     }
     fn measure(&mut self) -> Later<'_, Result<Counters, WallError>> {
         Box::pin(async { Ok(Counters::default()) })
@@ -436,7 +433,7 @@ struct OwnControl(Box<dyn Control>);
 
 impl Control for OwnControl {
     fn proceed(&mut self) -> Later<'_, Result<Begun, WallError>> {
-        Box::pin(async { Err(WallError("the worker is gone".into())) })
+        Box::pin(async { Err(WallError::Failed("the worker is gone".into())) })
     }
     fn measure(&mut self) -> Later<'_, Result<Counters, WallError>> {
         self.0.measure()

@@ -99,21 +99,21 @@ pub(super) async fn launch(
     outer: &dyn Wall,
     program: BorrowedFd<'_>,
 ) -> Result<(Arc<Line>, Cell, Begun), WallError> {
-    let io = |error: std::io::Error| WallError(format!("cannot make a line to a worker: {error}"));
+    let io = |error: std::io::Error| WallError::Failed(format!("cannot make a line to a worker: {error}"));
     let (ours, theirs) = UnixStream::pair().map_err(io)?;
     let attachment = Attachment { program, line: Some(theirs.as_fd()) };
     let mut cell = outer.start_program(plan, attachment).await?;
     drop(theirs);
     let begun = run::start_program(&mut cell, plan).await.map_err(|trouble| match trouble {
-        Trouble::Failed(reason) => WallError(format!("the WASM worker: {reason}")),
-        Trouble::Refused(refusal) => WallError(format!("the WASM worker: {}", refusal.reason)),
-        Trouble::Cancelled => WallError("the WASM worker: cancelled".into()),
+        Trouble::Failed(reason) => WallError::Failed(format!("the WASM worker: {reason}")),
+        Trouble::Refused(refusal) => WallError::Failed(format!("the WASM worker: {}", refusal.reason)),
+        Trouble::Cancelled => WallError::Failed("the WASM worker: cancelled".into()),
     })?;
     let line = Line::open(OwnedFd::from(ours)).map_err(io)?;
     match timeout(HELLO, line.ready()).await {
         Ok(Ok(())) => Ok((line, cell, begun)),
-        Ok(Err(why)) => Err(WallError(format!("the WASM worker did not start: {why}"))),
-        Err(_) => Err(WallError(format!("the WASM worker was silent for {HELLO:?}"))),
+        Ok(Err(why)) => Err(WallError::Failed(format!("the WASM worker did not start: {why}"))),
+        Err(_) => Err(WallError::Failed(format!("the WASM worker was silent for {HELLO:?}"))),
     }
 }
 
@@ -190,14 +190,16 @@ impl Worker {
 
     /// Records that this worker stands, and how. Its calls' records point here.
     pub(super) fn open_record(&self, store: &Arc<Store>, run: &str, body: Value) -> Result<(), WallError> {
-        let unrecorded =
-            |error: crate::recorder::StoreError| WallError(format!("cannot record the worker: {error}"));
-        let id =
-            sys::random::<16>().map(|bytes| hex(&bytes)).map_err(|error| WallError(error.to_string()))?;
+        let unrecorded = |error: crate::recorder::StoreError| {
+            WallError::Failed(format!("cannot record the worker: {error}"))
+        };
+        let id = sys::random::<16>()
+            .map(|bytes| hex(&bytes))
+            .map_err(|error| WallError::Failed(error.to_string()))?;
         let digest: [u8; 32] = Sha256::digest(body.to_string().as_bytes()).into();
         let subjects = vec![Subject { name: "worker".into(), sha256: digest }];
-        let body =
-            Body::new(&body).map_err(|error| WallError(format!("cannot record the worker: {error}")))?;
+        let body = Body::new(&body)
+            .map_err(|error| WallError::Failed(format!("cannot record the worker: {error}")))?;
         let receipt = store.append(Event::Opened, &id, run, &subjects, &body).map_err(unrecorded)?;
         let _ = self.observed.set(json!({"worker": id, "record": receipt.to_string()}));
         let record = OpenRecord { store: store.clone(), run: run.to_owned(), id, subjects };

@@ -1,0 +1,46 @@
+//! What a guest can say about its cell where nobody can look into it from outside.
+
+use alloc::collections::BTreeMap;
+use alloc::format;
+
+use casemate_bare::files::list_path;
+use casemate_bare::io;
+use casemate_wire::guest::Inside;
+use rustix::fs::{StatVfs, stat, statvfs};
+
+/// The writable places of a cell besides those that files go to and come from.
+const SHARED_MEMORY: &str = "/dev/shm";
+/// A file system whose last page stays free because nothing fits into it is full.
+const PAGE: u64 = 4096;
+
+/// As of now, with the file systems behind these directories.
+pub(crate) fn inside<'a>(roots: impl Iterator<Item = &'a str>) -> Inside {
+    let mut seen = Inside::default();
+    let own = rustix::process::getpid().as_raw_nonzero().get();
+    let processes =
+        list_path("/proc").unwrap_or_default().into_iter().filter_map(|(name, _)| name.parse().ok());
+    for pid in processes.filter(|pid: &i32| *pid != own) {
+        // One that has ended meanwhile has no threads.
+        seen.threads += count(&format!("/proc/{pid}/task")).unwrap_or(0);
+        seen.open_files = seen.open_files.max(count(&format!("/proc/{pid}/fd")));
+    }
+    for room in rooms(roots).into_values() {
+        let bytes = |blocks: u64| blocks.saturating_mul(room.f_frsize);
+        seen.disk_bytes += bytes(room.f_blocks.saturating_sub(room.f_bfree));
+        // Besides the directory itself, which was there before.
+        seen.inodes += room.f_files.saturating_sub(room.f_ffree).saturating_sub(1);
+        seen.disk_is_full |= room.f_blocks > 0 && bytes(room.f_bfree) <= PAGE;
+        seen.inodes_are_used_up |= room.f_files > 0 && room.f_ffree == 0;
+    }
+    seen
+}
+
+fn count(directory: &str) -> Option<u64> {
+    list_path(directory).ok().map(|entries| entries.len() as u64)
+}
+
+/// Each file system once, however many of the places are in it.
+fn rooms<'a>(roots: impl Iterator<Item = &'a str>) -> BTreeMap<u64, StatVfs> {
+    let room = |path: &str| -> io::Result<(u64, StatVfs)> { Ok((stat(path)?.st_dev, statvfs(path)?)) };
+    roots.chain([SHARED_MEMORY]).filter_map(|path| room(path).ok()).collect()
+}

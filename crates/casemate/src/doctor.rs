@@ -86,6 +86,7 @@ async fn examine(home: &Path, policy: String) -> Result<Report, Failure> {
     let engine = Engine::open(Config {
         durability: Durability::OnExit,
         ahead: Ahead::Nothing,
+        installed: home.to_owned(),
         ..Config::new(&scratch.0, probe_policy)
     })
     .await?;

@@ -17,6 +17,7 @@
 
 mod bait;
 mod cell;
+mod gvisor;
 mod remains;
 mod rig;
 pub mod runtimes;
@@ -55,8 +56,14 @@ pub fn can_enforce(stack: &Stack, kind: LimitKind) -> bool {
     }
 }
 
-/// The stacks under test.
+/// The stacks under test, as far as this user can have them.
 pub fn stacks() -> Vec<Stack> {
-    let names = ["container", "process", "container+wasm", "process+wasm"];
-    names.iter().map(|name| name.parse().expect("a stack")).collect()
+    let names = ["container", "process", "gvisor", "container+wasm", "process+wasm", "gvisor+wasm"];
+    let stacks = names.iter().map(|name| name.parse().expect("a stack"));
+    stacks.filter(|stack| is_root() || !needs_root(stack)).collect()
+}
+
+/// Whether only root can have this stack; to others it is refused, as the conformance suite shows.
+pub fn needs_root(stack: &Stack) -> bool {
+    stack.outermost() == Wall::Gvisor
 }

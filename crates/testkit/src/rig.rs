@@ -12,7 +12,7 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 use crate::remains::Traces;
-use crate::{runtimes, stacks};
+use crate::{gvisor, runtimes, stacks};
 
 /// A layer of isolation that the weakened agents can leave out, as they spell it.
 pub type Layer = &'static str;
@@ -67,6 +67,9 @@ impl Rig {
     async fn with(agents: Agents) -> Rig {
         let home = TempDir::with_prefix("casemate-suite-home-").expect("a temporary home");
         runtimes::give_to(home.path());
+        if is_root() {
+            gvisor::give_to(home.path());
+        }
         let policy = Policy::parse(POLICY).expect("the suite's policy");
         let config = Config { agents, ..Config::new(home.path(), policy) };
         let engine = match Engine::open(config).await {

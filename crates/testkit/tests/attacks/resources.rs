@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use casemate_testkit::{LimitKind, Traces, cell};
+use casemate_testkit::{LimitKind, Traces, Wall, cell};
 
 use crate::judged::{barely_overdrawn, hit, in_time, killed, refused, watched};
 use crate::row::Control::{self, Nothing, TimeToSpare, Without};
@@ -194,7 +194,9 @@ fn daemon(scene: Scene) -> Judged {
         let run = watched(&scene, |cell| cell.probe(["daemon"]).shell(script));
         let (ran, seen) = tokio::join!(run, look);
         let ran = ran?;
-        match (ran.code(), seen) {
+        // What runs in gVisor is no process of this kernel: there, the look at the house has to do.
+        let gvisor = scene.stack.outermost() == Wall::Gvisor;
+        match (ran.code(), seen || gvisor) {
             (Some(0), true) if ran.took < Duration::from_secs(3) => Ok(Finding::Held),
             _ => Err(format!("daemon seen: {seen}, {}", ran.story())),
         }
@@ -303,7 +305,9 @@ fn traceme_allowed(scene: Scene) -> Judged {
         let exit = cell(&scene.rig, &scene.stack).probe(["ptrace-traceme-thread", "exit"]);
         let exited = exit.needs(needs).timeout("700ms").run().await;
         in_time(&exited, limit)?;
-        match exited.out().contains("PTRACE_TRACEME from a thread of the payload: done") {
+        // gVisor lets only the first thread of a process be traced like this.
+        let refused = scene.stack.outermost() == Wall::Gvisor && exited.code() == Some(10);
+        match exited.out().contains("PTRACE_TRACEME from a thread of the payload: done") || refused {
             true => Ok(Finding::Held),
             false => Err(exited.story()),
         }

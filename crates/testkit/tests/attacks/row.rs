@@ -58,6 +58,8 @@ pub(crate) enum Control {
     BareEngine(fn() -> Judged),
     /// The very same probe, with its control, is in the row of the outer wall: here a worker that was taken over starts it.
     OfTheOuterWall,
+    /// Likewise, in the row of the container: here another kernel is in it.
+    OfTheContainer,
     /// Nothing can be taken away; why.
     Nothing(&'static str),
 }

@@ -125,6 +125,7 @@ impl Suite {
         let on = match walls[wall].outermost() {
             Wall::Container => container,
             Wall::Process => process,
+            Wall::Gvisor => in_gvisor(self.rows[row], container),
             other => panic!("the table has no column for {other}"),
         };
         Some(match (&self.rows[row].trial, on) {
@@ -220,6 +221,18 @@ impl Suite {
     }
 }
 
+/// The same probe, in the same container, with another kernel: what it notices, its control in the container has shown. Limits are
+/// taken away here, too.
+fn in_gvisor(row: &Row, container: On) -> On {
+    const NO_PRIORITIES: &str = "its scheduler knows no priorities, and whatever it is told stays inside";
+    match (&row.trial, container) {
+        (Trial::Probe { .. }, _) if row.name == "nice" => On::NotApplicable(NO_PRIORITIES),
+        (Trial::Probe { .. }, On::Held(_)) => On::Held(Control::OfTheContainer),
+        (Trial::Judged { .. }, On::Held(Control::Without(_))) => On::Held(Control::OfTheContainer),
+        (_, on) => on,
+    }
+}
+
 async fn rig_without(layers: &[Layer]) -> Rig {
     match layers {
         [] => Rig::open().await,
@@ -241,6 +254,7 @@ fn needed(control: Control) -> Result<&'static [Layer], String> {
         | Control::TimeToSpare => &[],
         Control::Nothing(_) => return Err("no control:".into()),
         Control::OfTheOuterWall => return Err("as a worker that was taken over:".into()),
+        Control::OfTheContainer => return Err("as on container:".into()),
     };
     let needs_root = matches!(control, Control::BareAsRoot)
         || layers.iter().any(|layer| layers::NEED_ROOT.contains(layer));
@@ -263,6 +277,7 @@ fn describe(control: Control) -> String {
         Control::TimeToSpare => "with time to spare".into(),
         Control::BareEngine(_) => "in a bare Wasmtime".into(),
         Control::OfTheOuterWall => "its control is that of the outer wall".into(),
+        Control::OfTheContainer => "its control is that of the container".into(),
         Control::Nothing(why) => why.into(),
     }
 }

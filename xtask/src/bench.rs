@@ -9,6 +9,7 @@ mod candidates;
 mod driver;
 mod memory;
 mod samples;
+mod sandboxes;
 mod stage;
 mod wasm;
 
@@ -68,7 +69,8 @@ pub(crate) fn run(rounds: usize) -> Result {
     memory::report(&mut engine, &stage, HELD)?;
     throughput(&mut engine)?;
     engine.stop()?;
-    wasm::run(rounds, bench, &casemate, &stage)
+    wasm::run(rounds, bench, &casemate, &stage)?;
+    sandboxes::run(rounds, &casemate, &stage)
 }
 
 /// Who comes when. The same in every run of the bench.

@@ -17,7 +17,7 @@
 
 mod bait;
 mod cell;
-mod gvisor;
+pub mod gvisor;
 mod remains;
 mod rig;
 pub mod runtimes;

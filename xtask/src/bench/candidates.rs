@@ -67,6 +67,24 @@ pub(super) fn all(stage: &Stage, casemate: &Path) -> Vec<Candidate> {
     list.0
 }
 
+/// Walls around sandboxes of others. `home` has `runsc` in it.
+pub(super) fn sandboxes(stage: &Stage, casemate: &Path, home: &Path) -> Vec<Candidate> {
+    let mut list = List::default();
+    list.bare("static true, in gVisor", Command::new(stage.program()));
+    let mut alone = Command::new(home.join("gvisor/runsc"));
+    alone
+        .arg(format!("--root={}", stage.home("runsc").display()))
+        .args(["--network=none", "--ignore-cgroups"]);
+    alone.args(["run", "--bundle"]).arg(stage.bundle()).arg(format!("bench-{}", std::process::id()));
+    let alone = list.add("runsc run", alone);
+    let mut run = Command::new(casemate);
+    run.args(["run", "--on", "gvisor", "--image"]).arg(stage.image()).args(["--", "/bin/true"]);
+    run.env("CASEMATE_HOME", home);
+    list.add("casemate run --on gvisor -- /bin/true", run);
+    list.last().target(1.15, alone);
+    list.0
+}
+
 /// Runs it once, with nothing to read and nobody to read it.
 pub(super) fn time(command: &mut Command) -> Result<Duration> {
     command.stdin(Stdio::null()).stdout(Stdio::null());

@@ -22,6 +22,7 @@ use tokio::time::timeout;
 
 use crate::agents::Agents;
 use crate::home::{Home, HomeError};
+use crate::images::{ImageError, Images};
 use crate::io::{Chunk, Io};
 use crate::launcher::{Keeper, Launcher, LauncherError, Waiting};
 use crate::profiles::Here;
@@ -92,7 +93,9 @@ impl From<Ahead> for launch::Ahead {
         match ahead {
             Ahead::Nothing => launch::Ahead::Nothing,
             Ahead::One(ImageKind::Host) => launch::Ahead::First(launch::Image::Host),
-            Ahead::One(ImageKind::Directory) => launch::Ahead::First(launch::Image::Directory),
+            Ahead::One(ImageKind::Directory | ImageKind::Stored) => {
+                launch::Ahead::First(launch::Image::Directory)
+            }
             Ahead::Always => launch::Ahead::Every,
         }
     }
@@ -120,6 +123,7 @@ pub struct Engine {
     gvisor: Gvisor,
     wasm: Wasm,
     programs: Programs,
+    images: Images,
     decisions: Mutex<HashMap<Shape, Arc<Decision>>>,
 }
 
@@ -132,6 +136,8 @@ pub enum OpenError {
     Home(#[from] HomeError),
     #[error(transparent)]
     Store(#[from] StoreError),
+    #[error(transparent)]
+    Images(#[from] ImageError),
     #[error("cannot start the launcher: {0}")]
     Launcher(String),
 }
@@ -141,6 +147,7 @@ impl OpenError {
         match self {
             OpenError::Home(_) => Some("set CASEMATE_HOME to a directory that you can write to".into()),
             OpenError::Store(error) => error.hint(),
+            OpenError::Images(error) => Some(error.hint()),
             OpenError::Launcher(_) => None,
         }
     }
@@ -190,6 +197,8 @@ impl std::fmt::Display for EvidenceError {
 #[derive(Debug)]
 pub struct Explanation {
     pub choice: Choice,
+    /// As the record would show it.
+    pub image: String,
     pub limits: Limits,
     pub floors: Vec<String>,
 }
@@ -214,7 +223,11 @@ impl Engine {
         };
         let home = Arc::new(Home::open(&dir)?);
         let keeper = Keeper::new(agents.clone(), home.clone(), Serves::Container, ahead).with(waiting);
-        let prepare = || Store::open(&dir, durability).map(|store| (store, Programs::new(&dir)));
+        let images = Images::of(&dir);
+        let prepare = || {
+            images.sweep()?;
+            Ok((Store::open(&dir, durability)?, Programs::new(&dir)))
+        };
         let (launcher, (store, programs)) = match begin(&keeper, &home, prepare).await {
             Ok(begun) => begun,
             // What was begun is undone: a start that fails leaves no more behind than one that succeeds.
@@ -247,6 +260,7 @@ impl Engine {
                 made: AtomicU32::new(0),
             },
             programs,
+            images,
             decisions: Mutex::default(),
             home,
         })
@@ -301,6 +315,7 @@ impl Engine {
         let choice = route::choose(&grants, &self.profiles)?;
         Ok(Explanation {
             choice,
+            image: crate::evidence::image(request.image()).into_owned(),
             limits: grants.limits().clone(),
             floors: grants.floors().iter().map(ToString::to_string).collect(),
         })
@@ -319,10 +334,13 @@ impl Engine {
             ran.timings.mark("decide");
             // Building an empty cell takes longer than writing the record: they go on at the same time. What is to run
             // in it gets there only after that.
-            let image = io.image.take();
-            let started = self.start(&plan, image.as_ref().map(AsFd::as_fd)).await;
+            // From the store, nobody removes it before this block ends.
+            let stored = self.images.of_request(request.image()).map_err(Trouble::Refused)?;
+            let directory = io.image.take();
+            let image = stored.as_ref().map(|stored| &stored.dir).or(directory.as_ref());
+            let started = self.start(&plan, image.map(AsFd::as_fd)).await;
             ran.timings.mark("start");
-            let program = self.programs.identify(&plan, image.as_ref());
+            let program = self.programs.identify(&plan, image);
             record.planned(&request, &plan, program).map_err(not_recorded)?;
             ran.timings.mark("record");
             let cell = self.prepare(started?, &plan, &mut io, &mut ran).await?;
@@ -471,7 +489,7 @@ impl Engine {
 async fn begin(
     keeper: &Keeper,
     home: &Home,
-    prepare: impl FnOnce() -> Result<(Store, Programs), StoreError>,
+    prepare: impl FnOnce() -> Result<(Store, Programs), OpenError>,
 ) -> Result<(Launcher, (Store, Programs)), OpenError> {
     // Told first, so that it works while we do.
     let (launcher, ours) = tokio::join!(keeper.launcher(), async { (prepare(), home.dead_runs()) });

@@ -285,12 +285,36 @@ pub(crate) enum ImageCommand {
         #[command(flatten)]
         store: StoreArgs,
     },
+    /// Get an image from a registry
+    Pull {
+        /// HOST/NAME:TAG, or HOST/NAME@sha256:DIGEST for exactly that image
+        #[arg(value_name = "REF")]
+        reference: String,
+        /// Log in as this user; the password comes on standard input [default: as `docker login` has written down]
+        #[arg(long, value_name = "USER")]
+        user: Option<String>,
+        #[command(flatten)]
+        store: StoreArgs,
+    },
+    /// Build an image of Debian's packages, or build it again for security updates
+    Build(BuildArgs),
     /// Remove a name, and its image if that was the last one; or an image with all its names
     Rm {
         /// A name, a digest, or the first 12 digits or more of one
         #[arg(value_name = "IMAGE")]
         image: String,
     },
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct BuildArgs {
+    /// A TOML file with a suite and packages [default: the recipe of the image `default`]
+    #[arg(value_name = "RECIPE", value_hint = ValueHint::FilePath)]
+    pub(crate) recipe: Option<PathBuf>,
+
+    /// What to call it [default: as the recipe says]
+    #[arg(long, value_name = "NAME")]
+    pub(crate) name: Option<String>,
 }
 
 #[derive(Debug, Args)]

@@ -1,12 +1,19 @@
 //! `casemate image`: what cells can have for a root file system.
 
+mod build;
+mod credentials;
+mod recipe;
+
 use std::fs::File;
 use std::io::Write;
 use std::path::Path;
 
 use casemate_core::evidence::Timestamp;
 use casemate_core::limits::{LimitKind, parse_size};
-use casemate_engine::images::{DEFAULT_SIZE_LIMIT, ImageInfo, Images, Import, Imported, Origin, Removed};
+use casemate_engine::images::{
+    DEFAULT_SIZE_LIMIT, ImageInfo, Images, Import, Imported, Origin, Remote, Removed,
+};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use serde_json::json;
 
 use crate::args::{ImageCommand, StoreArgs};
@@ -20,8 +27,35 @@ pub(crate) async fn image(command: &ImageCommand) -> Result<u8, Failure> {
     match command {
         ImageCommand::Ls { json } => list(&images, *json),
         ImageCommand::Import { from, store } => import(&images, from, store),
+        ImageCommand::Pull { reference, user, store } => {
+            pull(&images, reference, user.as_deref(), store).await
+        }
+        ImageCommand::Build(args) => build::build(&images, args),
         ImageCommand::Rm { image } => remove(&images, image),
     }
+}
+
+/// Whatever a registry sends, this process does not grow beyond it.
+const MAX_PULL_MEMORY: u64 = 1 << 30;
+
+async fn pull(
+    images: &Images,
+    reference: &str,
+    user: Option<&str>,
+    store: &StoreArgs,
+) -> Result<u8, Failure> {
+    let remote = Remote::parse(reference)?;
+    let credentials = credentials::find(user, remote.registry())?;
+    let mut import = options(store, format!("pull of {}", one_line(reference)))?;
+    import.name.get_or_insert_with(|| remote.name());
+    let hard = getrlimit(Resource::Data).maximum;
+    let current = Some(hard.map_or(MAX_PULL_MEMORY, |hard| hard.min(MAX_PULL_MEMORY)));
+    setrlimit(Resource::Data, Rlimit { current, maximum: hard }).map_err(std::io::Error::from)?;
+    let imported = {
+        let mut step = Step::begin(format!("pulling {}", one_line(reference)));
+        images.pull(&remote, &credentials, &import, &mut step).await?
+    };
+    told(&imported, import.name.as_deref())
 }
 
 fn import(images: &Images, from: &Path, store: &StoreArgs) -> Result<u8, Failure> {

@@ -18,6 +18,7 @@ mod layout;
 mod list;
 mod manifest;
 mod names;
+mod pull;
 mod staging;
 mod survey;
 mod unpacker;
@@ -39,6 +40,7 @@ pub use error::ImageError;
 use error::at;
 pub use list::{ImageInfo, Removed};
 use names::Names;
+pub use pull::{Credentials, Remote};
 use staging::Staging;
 
 /// What one image may hold in files, unless its importer allows more or less.

@@ -35,6 +35,12 @@ pub enum ImageError {
     /// Whoever unpacked it has done something that was not asked for.
     #[error("the unpacked image holds {0}")]
     Survey(String),
+    #[error("cannot pull {asked}: {why}")]
+    Registry { asked: String, why: String, hint: String },
+    #[error("{asked:?} does not name an image of a registry: {why}")]
+    Reference { asked: String, why: String },
+    #[error("the image has {bytes} bytes, and {limit} are allowed")]
+    Large { bytes: u64, limit: u64 },
     #[error("the image {0} is in use")]
     InUse(String),
     #[error("{}", .0.reason)]
@@ -53,7 +59,11 @@ pub enum ImageError {
 impl ImageError {
     pub fn hint(&self) -> String {
         match self {
-            ImageError::Archive { hint, .. } => hint.clone(),
+            ImageError::Archive { hint, .. } | ImageError::Registry { hint, .. } => hint.clone(),
+            ImageError::Reference { .. } => {
+                "write HOST/NAME:TAG, or HOST/NAME@sha256:DIGEST to have exactly that image".into()
+            }
+            ImageError::Large { .. } => "get a smaller image, or allow more with --size-limit".into(),
             ImageError::Refused(refusal) => refusal.hint.clone(),
             ImageError::Digest { .. } | ImageError::Size { .. } => {
                 "it was changed or damaged on its way: get it again, and do not use this copy".into()

@@ -112,6 +112,27 @@ pub(super) fn read(media_type: &str, bytes: &[u8]) -> Result<Document, ImageErro
     Ok(Document::Manifest(manifest))
 }
 
+/// What a document says that it is; some say it only by what they hold.
+pub(super) fn media_type_of(bytes: &[u8]) -> Result<&'static str, ImageError> {
+    #[derive(Deserialize)]
+    struct Any {
+        #[serde(rename = "mediaType")]
+        media_type: Option<String>,
+        manifests: Option<serde::de::IgnoredAny>,
+        layers: Option<serde::de::IgnoredAny>,
+    }
+    let any: Any = parse("the manifest", bytes)?;
+    match (any.media_type, any.manifests, any.layers) {
+        (Some(told), ..) => ACCEPTED
+            .into_iter()
+            .find(|known| *known == told)
+            .ok_or_else(|| ImageError::MediaType { what: "the image", found: shown(&told) }),
+        (None, Some(_), None) => Ok(INDEX[0]),
+        (None, None, Some(_)) => Ok(MANIFEST[0]),
+        _ => Err(nonsense("the manifest", "it is neither a manifest nor an index".into())),
+    }
+}
+
 /// The one image for this machine that an index names. An index without platforms may name just one.
 pub(super) fn choose(bytes: &[u8]) -> Result<Descriptor, ImageError> {
     let index: Index = parse("the index", bytes)?;

@@ -18,9 +18,11 @@
 mod bait;
 mod cell;
 pub mod gvisor;
+pub mod image;
 mod remains;
 mod rig;
 pub mod runtimes;
+pub mod tar;
 pub mod wasm;
 
 pub use bait::{Bait, Marked};

@@ -19,6 +19,9 @@ use pax::Extensions;
 /// Content of one extended header. Real ones have a few hundred bytes.
 pub const MAX_EXTENSION_BYTES: u64 = 256 * 1024;
 
+/// Zeros after the end. Archives are filled up to 10 KiB, and for some tapes to more.
+const MAX_FILLING: usize = 1 << 20;
+
 /// One file, directory or link.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Member {
@@ -197,13 +200,15 @@ impl<R: Read> Archive<R> {
     fn end(&mut self) -> Result<(), Error> {
         let mut block = [0; BLOCK];
         self.read_exactly(&mut block)?;
-        let mut rest = [0; 4096];
         let mut zeros = block == [0; BLOCK];
-        while zeros {
+        let mut filled = 0;
+        let mut rest = [0; 4096];
+        while zeros && filled <= MAX_FILLING {
             let n = self.read_some(&mut rest)?;
             if n == 0 {
                 return Ok(());
             }
+            filled += n;
             zeros = rest[..n].iter().all(|byte| *byte == 0);
         }
         Err(Error::archive(Fault::TrailingBytes))

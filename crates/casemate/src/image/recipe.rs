@@ -65,7 +65,10 @@ impl Recipe {
 
     /// Where the image comes from, for people.
     pub(super) fn source(&self) -> String {
-        format!("build of Debian {} with {}", self.suite, self.packages.join(", "))
+        match &self.packages[..] {
+            [] => format!("build of Debian {}", self.suite),
+            packages => format!("build of Debian {} with {}", self.suite, packages.join(", ")),
+        }
     }
 }
 

@@ -234,7 +234,7 @@ pub(crate) struct LimitArgs {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "What gets in and out")]
 pub(crate) struct GrantArgs {
-    /// Root file system: `host` (its /usr, read-only), an image of the store by name or digest, or a directory that begins with / or .
+    /// Root file system: `host` (its /usr, read-only), an image of the store by name or digest, or a directory such as ./rootfs
     #[arg(long, value_name = "IMAGE", default_value = "host", value_hint = ValueHint::DirPath)]
     pub(crate) image: PathBuf,
 

@@ -229,6 +229,8 @@ fn bad_archives_are_refused_by_name_and_leave_nothing() {
         (Tar::new().gnu_long(b'L', &"n".repeat(256)).file("x", "").end(), "256 bytes"),
         (Tar::new().file(".wh.x", "").end(), "a whiteout"),
         (Tar::new().end(), "nothing in it"),
+        ((0..257).fold(Tar::new(), |tar, n| tar.file(&format!("f{n}"), "")).end(), "257 names"),
+        (Tar::new().member(&Header { name: b"\xff", ..Header::new("", b'0') }, b"").end(), "not UTF-8"),
         (b"this is a text and no archive\n".repeat(100), "no tar header"),
         (b"\xfd7zXZ\0and so on".to_vec(), "xz"),
         (b"PK\x03\x04and so on".to_vec(), "zip"),

@@ -12,8 +12,8 @@ use rustix::thread::{
     remove_capability_from_bounding_set, set_capabilities, set_no_new_privs,
 };
 
-/// An image of the largest size takes a minute. Whatever goes on for this long will not end.
-const MAX_CPU_SECONDS: u64 = 30 * 60;
+/// An image of the largest size takes a minute or two. Whatever goes on for this long will not end.
+const MAX_CPU_SECONDS: u64 = 10 * 60;
 /// What a layer has brought is remembered, and a Zstandard window is kept.
 const MAX_ADDRESS_SPACE: u64 = 1 << 30;
 /// One for each level of a tree that is removed, and a few more.

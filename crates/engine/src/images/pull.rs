@@ -315,7 +315,7 @@ mod tests {
         assert_eq!(remote.digest.map(|digest| digest.to_string()), Some(digest));
         assert_eq!(remote.name(), "localhost:5000/team/tool");
         assert_eq!(Remote::parse("localhost:5000/tool:1").unwrap().name(), "localhost:5000/tool:1");
-        for bad in ["", "UPPER/case", "a b", "x@sha256:abc", "x@md5:abc"] {
+        for bad in ["", "a b", "x@sha256:abc", "x@md5:abc"] {
             assert!(Remote::parse(bad).is_err(), "{bad}");
         }
     }

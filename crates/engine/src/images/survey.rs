@@ -16,6 +16,8 @@ pub(super) struct Surveyed {
 }
 
 const SET_ID: u32 = 0o6000;
+/// Each is a mount in every cell; the launcher takes no more, and none that is not UTF-8.
+const MAX_TOP: usize = 256;
 
 /// Files, directories and symbolic links of ours, without set-id bits, and not more than was allowed.
 pub(super) fn survey(root: &Path, size_limit: u64) -> Result<Surveyed, ImageError> {
@@ -52,5 +54,20 @@ pub(super) fn survey(root: &Path, size_limit: u64) -> Result<Surveyed, ImageErro
             }
         }
     }
+    check_top(root)?;
     if surveyed.entries == 0 { Err(ImageError::Empty) } else { Ok(surveyed) }
+}
+
+fn check_top(root: &Path) -> Result<(), ImageError> {
+    let wrong =
+        |why: &str| Err(ImageError::Document { what: "the top of the image".into(), why: why.into() });
+    let names: Vec<_> =
+        fs::read_dir(root).map_err(at("list", root))?.flatten().map(|entry| entry.file_name()).collect();
+    if names.len() > MAX_TOP {
+        return wrong(&format!("it has {} names, and {MAX_TOP} are the most", names.len()));
+    }
+    if names.iter().any(|name| name.to_str().is_none()) {
+        return wrong("a name in it is not UTF-8");
+    }
+    Ok(())
 }

@@ -9,8 +9,8 @@ use std::io::{self, BufRead, Read, Write};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::Path;
-use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
-use std::thread;
+use std::process::{Child, ChildStdin, ChildStdout, Command, ExitStatus, Stdio};
+use std::thread::{self, JoinHandle};
 
 use casemate_core::image::ImageDigest;
 use sha2::{Digest, Sha256};
@@ -100,12 +100,13 @@ impl Unpacker {
         };
         let (bytes, entries) = (limits.bytes.to_string(), limits.entries.to_string());
         let mut tree = self.start(&[role, &bytes, &entries], Some(root))?;
+        let printed = Words::of(tree.output());
         let word = match compression {
             Compression::Plain => {
                 let passed = pass(input, tree.input(), &mut |bytes| progress.advance(bytes)).readable()?;
-                let entries = tree.finish(passed.is_cut())?;
+                tree.finish(passed.is_cut())?;
                 let plain = passed.whole()?;
-                return Ok(Unpacked { stored: plain, plain, entries });
+                return Ok(Unpacked { stored: plain, plain, entries: number(printed) });
             }
             Compression::Gzip => "gzip",
             Compression::Zstd => "zstd",
@@ -125,8 +126,8 @@ impl Unpacker {
             }
             let fed = feeder.join().unwrap_or(Passed::Cut).readable()?;
             expand.finish(fed.is_cut())?;
-            let entries = tree.finish(false)?;
-            Ok(Unpacked { stored: fed.whole()?, plain: passed.whole()?, entries })
+            tree.finish(false)?;
+            Ok(Unpacked { stored: fed.whole()?, plain: passed.whole()?, entries: number(printed) })
         })
     }
 
@@ -136,25 +137,47 @@ impl Unpacker {
         // Its only way to the files: it opens where it stands, and then nothing else any more.
         command.current_dir(root.unwrap_or(Path::new("/")));
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        let child = command.spawn().map_err(at("start", Path::new("casemate-unpack")))?;
-        Ok(Process { child })
+        let mut child = command.spawn().map_err(at("start", Path::new("casemate-unpack")))?;
+        let told = Words::of(child.stderr.take());
+        Ok(Process { child, told })
     }
 }
 
 /// One unpacker at work. Dropped, it is killed.
 struct Process {
     child: Child,
+    told: Words,
 }
+
+/// What a process says, as far as it is listened to. The rest is taken, too, so that it never waits for us.
+struct Words(JoinHandle<Vec<u8>>);
 
 /// Of what it says, this much is listened to.
 const MOST_WORDS: u64 = 4096;
+
+impl Words {
+    fn of(pipe: Option<impl Read + Send + 'static>) -> Words {
+        Words(thread::spawn(move || {
+            let mut words = Vec::new();
+            if let Some(mut pipe) = pipe {
+                let _ = pipe.by_ref().take(MOST_WORDS).read_to_end(&mut words);
+                let _ = io::copy(&mut pipe, &mut io::sink());
+            }
+            words
+        }))
+    }
+
+    fn all(self) -> Vec<u8> {
+        self.0.join().unwrap_or_default()
+    }
+}
 
 impl Process {
     fn input(&mut self) -> Option<ChildStdin> {
         self.child.stdin.take()
     }
 
-    fn output(&mut self) -> Option<std::process::ChildStdout> {
+    fn output(&mut self) -> Option<ChildStdout> {
         self.child.stdout.take()
     }
 
@@ -162,24 +185,13 @@ impl Process {
         let _ = self.child.kill();
     }
 
-    /// Waits for its end. `cut` says that it must have ended badly, as it took no more. Returns the number that it printed.
-    fn finish(&mut self, cut: bool) -> Result<u64, ImageError> {
-        drop(self.child.stdin.take());
-        let words = |pipe: Option<&mut dyn Read>| {
-            let mut words = Vec::new();
-            if let Some(pipe) = pipe {
-                let _ = pipe.take(MOST_WORDS).read_to_end(&mut words);
-            }
-            words
-        };
-        let told = words(self.child.stderr.as_mut().map(|pipe| pipe as &mut dyn Read));
-        let printed = words(self.child.stdout.as_mut().map(|pipe| pipe as &mut dyn Read));
-        // A pipe that nobody reads any more does not hold it up.
-        drop((self.child.stderr.take(), self.child.stdout.take()));
+    /// Waits for its end. `cut` says that it must have ended badly, as it took no more.
+    fn finish(&mut self, cut: bool) -> Result<(), ImageError> {
         let status = self.child.wait().map_err(at("wait for", Path::new("casemate-unpack")))?;
+        let told = std::mem::replace(&mut self.told, Words::of(None::<io::Empty>)).all();
         match status.success() {
             true if cut => Err(ImageError::Unpacker("it ended too early".into())),
-            true => Ok(String::from_utf8_lossy(&printed).trim().parse().unwrap_or(0)),
+            true => Ok(()),
             false => Err(failure(status, &told)),
         }
     }
@@ -190,6 +202,11 @@ impl Drop for Process {
         self.kill();
         let _ = self.child.wait();
     }
+}
+
+/// What was printed, if it is a number.
+fn number(printed: Words) -> u64 {
+    String::from_utf8_lossy(&printed.all()).trim().parse().unwrap_or(0)
 }
 
 /// A process that has read hostile bytes says what it likes: whoever shows it does not obey it.

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use rustix::fd::{BorrowedFd, OwnedFd};
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{AtFlags, Dir, Mode, OFlags, openat, unlinkat};
 use rustix::io::Errno;
 
@@ -34,7 +34,8 @@ pub(super) fn entry(
 /// Removes everything in the directory at `path` but for what is in `kept`.
 pub(super) fn content(directory: OwnedFd, path: &[u8], kept: &BTreeSet<Vec<u8>>) -> Result<(), Errno> {
     // All names first: a directory that changes while it is read may show some twice, and others never.
-    let mut listing = Dir::read_from(&directory)?;
+    // Opened once more, as `Dir::read_from` makes a call that the filter does not have.
+    let mut listing = Dir::new(open(directory.as_fd(), b".")?)?;
     let mut names = Vec::new();
     while let Some(entry) = listing.read() {
         let name = entry?.file_name().to_bytes().to_vec();
@@ -44,7 +45,7 @@ pub(super) fn content(directory: OwnedFd, path: &[u8], kept: &BTreeSet<Vec<u8>>)
     }
     for name in names {
         let below = if path.is_empty() { name.clone() } else { [path, b"/", &name].concat() };
-        entry(rustix::fd::AsFd::as_fd(&directory), &name, &below, kept)?;
+        entry(directory.as_fd(), &name, &below, kept)?;
     }
     Ok(())
 }

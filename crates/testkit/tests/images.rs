@@ -136,6 +136,29 @@ fn the_same_files_are_in_the_cell_whatever_form_the_image_comes_in() {
 }
 
 #[test]
+fn an_image_is_the_same_on_every_wall() {
+    let home = Home::new();
+    home.import(rootfs().end(), "plain").expect(0);
+    let script = "cat /etc/motd /etc/link; ls -l /etc | cat; echo x > /etc/x; echo y > y; cat y; exit 3";
+    let on = |wall: &str| {
+        let (out, done) = (home.beside(wall), ["--on", wall, "--image", "plain", "--out"]);
+        let out = format!("/work/y:{}", out.display());
+        let (done, mut json) = home.run_json(&[&done[..], &[&out, "--", "sh", "-c", script]].concat());
+        assert_eq!(done.code, 3, "{wall}: {json}");
+        // Which reason the kernel gives first for not writing there, differs.
+        let refused = json["stderr"].as_str().is_some_and(|words| words.contains("cannot create /etc/x"));
+        assert!(refused, "{wall}: {json}");
+        assert_eq!(fs::read(home.beside(wall)).unwrap(), b"y\n", "{wall}");
+        (json["stdout"].take(), json["status"].take())
+    };
+    let container = on("container");
+    if is_root() {
+        assert_eq!(on("gvisor"), container);
+    }
+    home.nothing_left();
+}
+
+#[test]
 fn an_image_is_named_by_name_or_digest_and_the_record_has_the_digest() {
     let home = Home::new();
     let tar = rootfs().end();

@@ -149,3 +149,20 @@ fn a_signal_reaches_the_payload_that_it_is_for() {
     assert_eq!(guest.until_exit(1).1, WaitStatus::Signaled(9));
     guest.end();
 }
+
+/// As root on a host it could change what is mounted there: it is not the first process, so nothing of that is its business.
+#[test]
+fn a_guest_that_is_not_the_first_process_leaves_the_machine_alone() {
+    let look = || {
+        let devices: Vec<bool> =
+            ["/dev/fuse", "/dev/net/tun"].iter().map(|path| std::path::Path::new(path).exists()).collect();
+        let mounts = std::fs::read_to_string("/proc/self/mountinfo").expect("mountinfo");
+        let ours = |line: &&str| line.contains(" /proc/1 ") || line.contains(" /dev/pts ");
+        (devices, mounts.lines().filter(ours).count())
+    };
+    let before = look();
+    let mut guest = Guest::start();
+    let _ = guest.child.kill();
+    let _ = guest.child.wait();
+    assert_eq!(look(), before);
+}

@@ -26,6 +26,10 @@ const LAST_WORDS: Duration = Duration::from_millis(250);
 /// Counters are read often at first, when most limits are hit, then at a steady pace.
 const FIRST_LOOK: Duration = Duration::from_millis(5);
 const STEADY_LOOK: Duration = Duration::from_millis(40);
+/// What a kernel in the cell may take for what its payload does, besides an eighth of what that may have.
+const SLACK: u64 = 8 << 20;
+/// A guest that is asked works in the payload's own time, so it is asked less and less often.
+const STEADY_QUESTION: Duration = Duration::from_millis(640);
 
 /// How the payload's time in the cell came to an end.
 pub(crate) enum Ended {
@@ -49,6 +53,8 @@ pub(crate) struct Watch<'a> {
     pending: VecDeque<Chunk>,
     received: u64,
     cut: bool,
+    /// The guest has a question to answer.
+    asked: bool,
     disk_seen_outside: bool,
     /// Of several writable file systems, one has no room left.
     disk_full: bool,
@@ -85,6 +91,7 @@ impl<'a> Watch<'a> {
             pending: VecDeque::new(),
             received: 0,
             cut: false,
+            asked: false,
             disk_seen_outside: false,
             disk_full: false,
             inodes_used_up: false,
@@ -108,6 +115,11 @@ impl<'a> Watch<'a> {
             tokio::time::Instant::from_std(self.started) + wall_time.min(Duration::from_secs(1 << 30));
         let mut pace = FIRST_LOOK;
         let mut look = tokio::time::Instant::now() + pace;
+        let (mut question, mut next_question) = (FIRST_LOOK, look);
+        if cell.gauges == Gauges::Inside {
+            // The payload itself, before anybody has counted.
+            self.peaks.pids_peak = Some(1);
+        }
         let mut cancel = self.io.cancel.take();
         let mut stdin = self.io.stdin.take();
         let output = self.io.output.clone();
@@ -136,8 +148,12 @@ impl<'a> Watch<'a> {
                     self.feed(read, &chunk, &mut cell.channel);
                 }
                 () = sleep_until(look) => {
-                    if cell.gauges == Gauges::Inside {
+                    // One question at a time: with much to count, an answer takes a while.
+                    if cell.gauges == Gauges::Inside && !self.asked && look >= next_question {
                         cell.channel.ask(&ToGuest::Measure);
+                        self.asked = true;
+                        question = (question * 2).min(STEADY_QUESTION);
+                        next_question = look + question;
                     }
                     let counters = cell.control.measure().await?;
                     if let Some(cause) = self.judge(&counters) {
@@ -226,6 +242,7 @@ impl<'a> Watch<'a> {
 
     /// Remembers what the guest sees. None of it kills.
     fn look_inside(&mut self, now: &Inside) {
+        self.asked = false;
         let peaks = &mut self.peaks;
         peaks.pids_peak = peaks.pids_peak.max(Some(now.threads));
         peaks.open_files = peaks.open_files.max(now.open_files);
@@ -251,6 +268,11 @@ impl<'a> Watch<'a> {
         peaks.inodes = peaks.inodes.max(now.inodes);
         peaks.open_files = peaks.open_files.max(now.open_files);
         if self.peaks.oom_kills.is_some_and(|kills| kills > 0) {
+            return Some(Cause::Memory);
+        }
+        // Where a kernel of its own is in the cell, the group has room for that, too, and does not see to the payload's limit.
+        let memory = self.limit(LimitKind::Memory).zip(self.peaks.memory_peak_bytes);
+        if memory.is_some_and(|(limit, peak)| peak > limit.saturating_add(SLACK + limit / 8)) {
             return Some(Cause::Memory);
         }
         let cpu_limit = self.limit(LimitKind::CpuTime)?;
@@ -294,7 +316,9 @@ impl<'a> Watch<'a> {
                 self.ran.usage.memory_peak = Some(usage.max_rss_bytes);
                 match (verdict, status) {
                     // It ended just as the limit was passed.
-                    (Some(cause @ Cause::CpuTime), _) => killed(self.plan, cause, self.peak_of(cause)),
+                    (Some(cause @ (Cause::CpuTime | Cause::Memory)), _) => {
+                        killed(self.plan, cause, self.peak_of(cause))
+                    }
                     (_, WaitStatus::Exited(code)) => Status::Exited { code: code.into() },
                     (_, WaitStatus::Signaled(signal)) => Status::Signaled { signal: signal.into() },
                     (_, WaitStatus::Stopped(stop)) => {

@@ -461,7 +461,7 @@ impl Cells {
                 let cell = self.live.get_mut(&id)?;
                 cell.state = State::Held { steps, posture };
                 if cell.wall.kernel() != Kernel::Host {
-                    cell.group.measure(&mut cell.own);
+                    cell.own = cell.group.begin();
                 }
                 self.let_go(id)
             }

@@ -154,6 +154,21 @@ impl Group {
         Ok(())
     }
 
+    /// What is taken already when the payload begins. From then on the peak is its own, as far as this kernel can forget the one
+    /// before: what started the cell's kernel took memory, too, and has gone.
+    pub(crate) fn begin(&self) -> Counters {
+        let mut own = Counters::default();
+        self.measure(&mut own);
+        for dir in &self.dirs {
+            let forget = files::write_at(dir.as_fd(), "memory.max_usage_in_bytes", "0");
+            let now = files::read_text_at(dir.as_fd(), "memory.usage_in_bytes");
+            if let (Ok(()), Some(now)) = (forget, now.ok().and_then(|text| text.trim().parse().ok())) {
+                own.memory_peak_bytes = Some(now);
+            }
+        }
+        own
+    }
+
     /// Nobody else goes in.
     pub(crate) fn entered(mut self) -> Group {
         self.doors.clear();

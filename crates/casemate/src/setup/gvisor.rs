@@ -152,8 +152,15 @@ struct Place(PathBuf);
 impl Place {
     fn beneath(home: &Path) -> Result<Place, Failure> {
         let path = home.join(format!("setup-{}", std::process::id()));
-        // Left by a process of this number that was killed.
-        let _ = fs::remove_dir_all(&path);
+        for entry in fs::read_dir(home).into_iter().flatten().flatten() {
+            let name = entry.file_name().to_string_lossy().into_owned();
+            // Left by a process that was killed, perhaps one of our own number.
+            let whose = name.strip_prefix("setup-").and_then(|pid| pid.parse::<u32>().ok());
+            let gone = |pid: u32| pid == std::process::id() || !Path::new(&format!("/proc/{pid}")).exists();
+            if whose.is_some_and(gone) {
+                let _ = fs::remove_dir_all(entry.path());
+            }
+        }
         fs::create_dir(&path).map_err(|error| cannot("make", &path, error))?;
         Ok(Place(path))
     }

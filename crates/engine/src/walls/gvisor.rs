@@ -34,6 +34,9 @@ use runsc::{Finding, Known};
 /// How long a sandbox may take to start, run next to nothing and end. It takes a fifth of a second.
 const PROBE: Duration = Duration::from_secs(10);
 
+/// How a failure begins that tells about `runsc`, and not about the moment: the launcher's last step, and who complains in it.
+const SAID_BY_RUNSC: &str = "start gvisor: runsc failed";
+
 pub(crate) struct Gvisor {
     container: Arc<Container>,
     agents: Agents,
@@ -92,18 +95,27 @@ impl Gvisor {
     }
 
     async fn find_out(&self, runsc: &Runsc) -> Result<Known, Refusal> {
-        let (version, sha256) = runsc.identify().map_err(|error| unusable(runsc, &error.to_string()))?;
-        let mut failures = Vec::new();
+        let identified = runsc.identify().await;
+        let (version, sha256) = identified.map_err(|error| unusable(runsc, &error.to_string()))?;
+        let (mut failures, mut certain) = (Vec::new(), true);
         for platform in Platform::ALL {
-            match timeout(PROBE, self.try_out(runsc, platform)).await {
+            let why = match timeout(PROBE, self.try_out(runsc, platform)).await {
                 Ok(Ok(())) => {
-                    return Ok(runsc.keep(Known { version, sha256, finding: Finding::Works(platform) }));
+                    let known = Known { version, sha256, finding: Finding::Works(platform) };
+                    return Ok(if certain { runsc.keep(known) } else { known });
                 }
-                Ok(Err(why)) => failures.push(format!("{}: {why}", platform.as_str())),
-                Err(_) => failures.push(format!("{}: no answer within {PROBE:?}", platform.as_str())),
-            }
+                Ok(Err(why)) => why,
+                Err(_) => format!("no answer within {PROBE:?}"),
+            };
+            certain &= why.starts_with(SAID_BY_RUNSC);
+            failures.push(format!("{}: {why}", platform.as_str()));
         }
-        Ok(runsc.keep(Known { version, sha256, finding: Finding::Fails(failures.join("; ")) }))
+        let known = Known { version, sha256, finding: Finding::Fails(failures.join("; ")) };
+        match certain {
+            true => Ok(runsc.keep(known)),
+            // A machine that was busy, or a process that somebody killed: the next one may find it otherwise.
+            false => Err(unusable(runsc, &failures.join("; "))),
+        }
     }
 
     /// Runs the guest itself as a payload: it finds nobody to talk to, and ends.

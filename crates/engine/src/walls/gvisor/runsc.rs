@@ -1,11 +1,12 @@
 //! The `runsc` of this machine, and what is known about it.
 
 use std::fs::{self, File};
-use std::io;
+use std::io::{self, BufRead, BufReader, Read};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
 
 use casemate_core::evidence::hex;
 use casemate_wire::launch::Platform;
@@ -14,6 +15,11 @@ use sha2::{Digest, Sha256};
 
 /// Where a distribution puts it. `casemate setup gvisor` puts it into the home, where it is looked for first.
 const INSTALLED: [&str; 2] = ["/usr/bin/runsc", "/usr/local/bin/runsc"];
+
+/// It has a line to say.
+const VERSION: Duration = Duration::from_secs(5);
+/// More than that is nothing that we wrote, or asked for.
+const MAX_NOTES: u64 = 16 * 1024;
 
 pub(crate) struct Runsc {
     file: File,
@@ -53,12 +59,8 @@ impl Runsc {
         let ours = home.join("gvisor/runsc");
         let mut candidates = [ours].into_iter().chain(INSTALLED.map(PathBuf::from));
         candidates.find_map(|path| {
-            let file = File::open(&path).ok()?;
-            file.metadata().ok()?.is_file().then(|| Runsc {
-                file,
-                path,
-                notes: home.join("gvisor/probe.json"),
-            })
+            let file = open_file(&path).ok()?;
+            Some(Runsc { file, path, notes: home.join("gvisor/probe.json") })
         })
     }
 
@@ -68,7 +70,9 @@ impl Runsc {
 
     /// What was found out before, if it is still about this program and this start of the machine.
     pub(crate) fn known(&self) -> Option<Known> {
-        let notes: Notes = serde_json::from_slice(&fs::read(&self.notes).ok()?).ok()?;
+        let mut notes = Vec::new();
+        open_file(&self.notes).ok()?.take(MAX_NOTES).read_to_end(&mut notes).ok()?;
+        let notes: Notes = serde_json::from_slice(&notes).ok()?;
         if notes.program != self.identity().ok()? || notes.boot != boot()? {
             return None;
         }
@@ -106,31 +110,22 @@ impl Runsc {
         // Whole or not at all: others may read it meanwhile.
         let temporary = directory.join(format!("probe.{}", std::process::id()));
         let mut options = fs::OpenOptions::new();
-        let file = options.write(true).create(true).truncate(true).mode(0o600).open(&temporary)?;
-        serde_json::to_writer(file, &notes)?;
-        fs::rename(&temporary, &self.notes)
+        let written = (|| {
+            let file = options.write(true).create(true).truncate(true).mode(0o600).open(&temporary)?;
+            serde_json::to_writer(file, &notes)?;
+            fs::rename(&temporary, &self.notes)
+        })();
+        if written.is_err() {
+            let _ = fs::remove_file(&temporary);
+        }
+        written
     }
 
     /// Its version, as it says itself, and its digest.
-    pub(crate) fn identify(&self) -> io::Result<(String, String)> {
-        let said = Command::new(&self.path).arg("--version").env_clear().stdin(Stdio::null()).output()?;
-        let words = String::from_utf8_lossy(&said.stdout);
-        let version = words.lines().find_map(|line| line.strip_prefix("runsc version "));
-        let version =
-            version.ok_or_else(|| io::Error::other("it does not say its version"))?.trim().to_owned();
-        let mut hash = Sha256::new();
-        let mut reader = io::BufReader::with_capacity(1 << 20, File::open(&self.path)?);
-        loop {
-            use io::BufRead;
-            let bytes = reader.fill_buf()?;
-            if bytes.is_empty() {
-                break;
-            }
-            let length = bytes.len();
-            hash.update(bytes);
-            reader.consume(length);
-        }
-        Ok((version, hex(&hash.finalize())))
+    pub(crate) async fn identify(&self) -> io::Result<(String, String)> {
+        let path = self.path.clone();
+        let work = tokio::task::spawn_blocking(move || Ok((ask_version(&path)?, digest(&path)?)));
+        work.await.map_err(io::Error::other)?
     }
 
     /// Which file it is, and in which state.
@@ -146,6 +141,48 @@ impl Runsc {
             meta.ctime(),
             meta.ctime_nsec()
         ))
+    }
+}
+
+/// A file, and not something that has to be waited for.
+fn open_file(path: &Path) -> io::Result<File> {
+    let file = fs::OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path)?;
+    if file.metadata()?.is_file() { Ok(file) } else { Err(io::ErrorKind::NotFound.into()) }
+}
+
+fn ask_version(path: &Path) -> io::Result<String> {
+    let mut asked = Command::new(path);
+    asked.arg("--version").env_clear().stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
+    let mut child = asked.spawn()?;
+    let deadline = Instant::now() + VERSION;
+    while child.try_wait()?.is_none() {
+        if Instant::now() > deadline {
+            child.kill()?;
+            child.wait()?;
+            return Err(io::Error::other(format!("it did not say its version within {VERSION:?}")));
+        }
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    let mut said = Vec::new();
+    if let Some(stdout) = child.stdout.take() {
+        stdout.take(MAX_NOTES).read_to_end(&mut said)?;
+    }
+    let words = String::from_utf8_lossy(&said).into_owned();
+    let version = words.lines().find_map(|line| line.strip_prefix("runsc version "));
+    Ok(version.ok_or_else(|| io::Error::other("it does not say its version"))?.trim().to_owned())
+}
+
+fn digest(path: &Path) -> io::Result<String> {
+    let mut hash = Sha256::new();
+    let mut reader = BufReader::with_capacity(1 << 20, open_file(path)?);
+    loop {
+        let bytes = reader.fill_buf()?;
+        if bytes.is_empty() {
+            return Ok(hex(&hash.finalize()));
+        }
+        let length = bytes.len();
+        hash.update(bytes);
+        reader.consume(length);
     }
 }
 

@@ -1,0 +1,336 @@
+//! One container, from the request to make it until it is gone.
+//!
+//! ```text
+//! start ──> create ──> attach ──> start ──> inspect ──(held)──> look ──> the payload runs ──> counters ──> remove
+//!              └──────────┴──────────┴─────────┴───── whatever fails, or is dropped ─────────────────────────┘
+//! ```
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use bollard::query_parameters::{CreateContainerOptions, RemoveContainerOptions};
+use casemate_core::policy::DockerRuntime;
+use casemate_wire::launch::Counters;
+use tokio::net::UnixStream;
+use tokio::sync::{Notify, oneshot, watch};
+use tokio::task::JoinHandle;
+use tokio::time::timeout;
+
+use super::engine::{Engine, is_gone, trouble, words};
+use super::groups::Groups;
+use super::layout::Layout;
+use super::look::{self, check_binds};
+use super::settings::{Asked, difference};
+use super::skeleton::Skeleton;
+use super::{Shared, stream};
+use crate::wall::{Begun, Control, Later, WallError};
+
+/// How long a killed container's stream may stay open.
+const END: Duration = Duration::from_secs(10);
+/// How often, and how far apart, the engine is asked again to remove a container.
+const ATTEMPTS: u32 = 5;
+const APART: Duration = Duration::from_millis(100);
+
+/// What a container is to be.
+pub(super) struct Blueprint {
+    pub(super) engine: Arc<Engine>,
+    pub(super) runtime: DockerRuntime,
+    pub(super) name: String,
+    pub(super) asked: Asked,
+    pub(super) layout: Layout,
+    pub(super) skeleton: Skeleton,
+}
+
+/// A container that runs, with a guest in it.
+struct Built {
+    id: String,
+    /// Of its first process, among the host's.
+    pid: i32,
+    groups: Groups,
+    steps: Vec<(String, u32)>,
+}
+
+pub(super) struct DockerCell {
+    blueprint: Arc<Blueprint>,
+    shared: Arc<Shared>,
+    building: Option<oneshot::Receiver<Result<Built, WallError>>>,
+    built: Option<Built>,
+    held: Arc<Notify>,
+    /// Why the stream ended, once it has: `None` in a regular way.
+    ended: watch::Receiver<Option<Option<String>>>,
+    /// Ends when the container was made, or could not be.
+    task: Option<JoinHandle<()>>,
+    removal: Option<JoinHandle<Result<(), String>>>,
+    /// What the counters said last: they vanish with the container.
+    last: Counters,
+}
+
+impl DockerCell {
+    /// Begins to build a container; `channel` is what its guest will be connected to.
+    pub(super) fn build(blueprint: Blueprint, shared: Arc<Shared>, channel: UnixStream, held: Arc<Notify>) -> DockerCell {
+        let blueprint = Arc::new(blueprint);
+        let (told, building) = oneshot::channel();
+        let (ending, ended) = watch::channel(None);
+        shared.live().insert(blueprint.name.clone());
+        let task = tokio::spawn({
+            let blueprint = blueprint.clone();
+            async move {
+                let built = build(&blueprint, channel, ending).await;
+                let _ = told.send(built);
+            }
+        });
+        DockerCell {
+            blueprint,
+            shared,
+            building: Some(building),
+            built: None,
+            held,
+            ended,
+            task: Some(task),
+            removal: None,
+            last: Counters::default(),
+        }
+    }
+
+    async fn built(&mut self) -> Result<&mut Built, WallError> {
+        if let Some(building) = &mut self.building {
+            let built = building.await.unwrap_or_else(|_| Err(WallError::Failed("the container was given up".into())));
+            self.building = None;
+            self.built = Some(built?);
+        }
+        self.built.as_mut().ok_or_else(|| WallError::Failed("there is no container".into()))
+    }
+
+    async fn look(&mut self) -> Result<Begun, WallError> {
+        self.built().await?;
+        // The stream's end is the engine's, or the guest's.
+        let mut ended = self.ended.clone();
+        let waits = tokio::select! {
+            () = self.held.notified() => true,
+            _ = ended.wait_for(Option::is_some) => false,
+        };
+        if !waits {
+            return Err(self.vanished().await);
+        }
+        let began = Instant::now();
+        let blueprint = self.blueprint.clone();
+        let built = self.built().await?;
+        let unlike = |error: String| WallError::Failed(format!("the container is not as it must be: {error}"));
+        let seen = match blueprint.runtime {
+            DockerRuntime::Runc => {
+                let read = |error: std::io::Error| unlike(format!("it cannot be looked at: {}", words(&error)));
+                let payload = look::only_child(built.pid).map_err(read)?;
+                let seen = look::look(payload, &built.groups).map_err(read)?;
+                if !seen.unseen.contains(&"mounts") {
+                    let root = PathBuf::from(format!("/proc/{payload}/root"));
+                    check_binds(&root, &blueprint.layout.binds).map_err(unlike)?;
+                }
+                seen.violation(&blueprint.asked).map_or(Ok(seen), |what| Err(unlike(what)))?
+            }
+            DockerRuntime::Runsc => {
+                let read = |error: std::io::Error| unlike(format!("it cannot be looked at: {}", words(&error)));
+                let seen = look::look(built.pid, &built.groups).map_err(read)?;
+                seen.sandbox_violation(&blueprint.asked).map_or(Ok(seen), |what| Err(unlike(what)))?
+            }
+        };
+        let mut steps = std::mem::take(&mut built.steps);
+        steps.push(("look".into(), micros(began)));
+        Ok(Begun { steps, posture: seen.posture, unseen: seen.unseen })
+    }
+
+    fn count(&mut self) -> Counters {
+        if let Some(built) = &self.built
+            && built.groups.exist()
+        {
+            let mut counters = built.groups.counters(1);
+            if self.blueprint.runtime == DockerRuntime::Runsc {
+                // Those of gVisor itself: the payload's are seen inside.
+                (counters.pids_peak, counters.pids_denied) = (None, None);
+            }
+            if counters.cpu_micros.is_some() {
+                self.last = counters;
+            }
+        }
+        self.last
+    }
+
+    /// Kills and removes the container. The first time; after that, it has been done.
+    fn remove(&mut self) {
+        let Some(task) = self.task.take() else { return };
+        let (blueprint, shared) = (self.blueprint.clone(), self.shared.clone());
+        let handle = tokio::spawn(async move {
+            // There may be nothing to remove yet.
+            let _ = task.await;
+            let removed = remove(&blueprint.engine, &blueprint.name).await;
+            shared.live().remove(&blueprint.name);
+            if removed.is_err() {
+                shared.distrust().await;
+            }
+            removed
+        });
+        self.removal = Some(handle);
+    }
+
+    /// Why there is no guest any more.
+    async fn vanished(&mut self) -> WallError {
+        let said = self.ended.borrow().clone().flatten();
+        if let Some(why) = said {
+            return WallError::Failed(why);
+        }
+        let Some(built) = &self.built else { return WallError::Failed("there is no container".into()) };
+        match self.blueprint.engine.client.inspect_container(&built.id, None).await {
+            Ok(found) => {
+                let state = found.state.unwrap_or_default();
+                if state.oom_killed == Some(true) {
+                    self.last.oom_kills = Some(1);
+                }
+                let code = state.exit_code.unwrap_or_default();
+                WallError::Failed(format!("the container ended by itself, with code {code}"))
+            }
+            Err(error) => trouble("say what became of the container", error),
+        }
+    }
+}
+
+impl Control for DockerCell {
+    fn proceed(&mut self) -> Later<'_, Result<Begun, WallError>> {
+        Box::pin(self.look())
+    }
+
+    fn measure(&mut self) -> Later<'_, Result<Counters, WallError>> {
+        Box::pin(async {
+            self.built().await?;
+            Ok(self.count())
+        })
+    }
+
+    fn finish(&mut self) -> Later<'_, Result<Counters, WallError>> {
+        Box::pin(async {
+            let built = self.built().await.map(drop);
+            let ended = self.ended.borrow().is_some();
+            let vanished = if built.is_ok() && ended { Some(self.vanished().await) } else { None };
+            self.count();
+            self.remove();
+            built?;
+            if let Some(vanished) = vanished {
+                // An end that the kernel's counters explain is none of the engine's.
+                return if self.last.oom_kills.is_some_and(|kills| kills > 0) { Ok(self.last) } else { Err(vanished) };
+            }
+            // Nothing in there lives any more once the guest's stream has ended.
+            let mut ended = self.ended.clone();
+            let Some(removal) = &mut self.removal else { return Ok(self.last) };
+            let removed = tokio::select! {
+                removed = removal => {
+                    self.removal = None;
+                    removed.unwrap_or_else(|error| Err(error.to_string()))
+                }
+                gone = timeout(END, ended.wait_for(Option::is_some)) => match gone {
+                    Ok(_) => Ok(()),
+                    Err(_) => Err(format!("it was still there after {END:?}")),
+                },
+            };
+            match removed {
+                Ok(()) => Ok(self.last),
+                Err(why) => Err(WallError::Failed(format!("the container could not be removed: {why}"))),
+            }
+        })
+    }
+}
+
+impl Drop for DockerCell {
+    fn drop(&mut self) {
+        // Outside of a runtime, the process is about to end: whoever comes next clears away.
+        if tokio::runtime::Handle::try_current().is_ok() {
+            self.remove();
+        }
+        if let Some(removal) = self.removal.take() {
+            self.shared.wait_for(removal);
+        }
+    }
+}
+
+async fn build(
+    blueprint: &Blueprint,
+    channel: UnixStream,
+    ending: watch::Sender<Option<Option<String>>>,
+) -> Result<Built, WallError> {
+    let Blueprint { engine, name, asked, skeleton, .. } = blueprint;
+    let mut steps = Steps::new();
+    super::image::ensure(engine, skeleton).await?;
+    steps.mark("find image");
+    let options = CreateContainerOptions { name: Some(name.clone()), ..CreateContainerOptions::default() };
+    let created = engine.client.create_container(Some(options), asked.body.clone()).await;
+    let id = created.map_err(|error| trouble("make a container", error))?.id;
+    steps.mark("create container");
+    let (attached, early) = engine
+        .attach(&id)
+        .await
+        .map_err(|error| WallError::Failed(format!("the Docker Engine did not attach us: {}", words(&error))))?;
+    tokio::spawn(async move {
+        let ended = stream::carry(attached, early, channel).await;
+        ending.send_replace(Some(ended.err().map(|error| error.to_string())));
+    });
+    steps.mark("attach");
+    engine
+        .client
+        .start_container(&id, None)
+        .await
+        .map_err(|error| trouble("start the container", error))?;
+    steps.mark("start container");
+    let said = engine.client.inspect_container(&id, None).await;
+    let said = said.map_err(|error| trouble("show the container", error))?;
+    if let Some(name) = difference(&asked.body, &said) {
+        return Err(WallError::Refused(casemate_core::outcome::Refusal::new(
+            format!("the Docker Engine did not set {name} as it was asked to"),
+            "it has to: look for what changes it, such as a plugin or a setting of the engine",
+        )));
+    }
+    let pid = said.state.and_then(|state| state.pid).and_then(|pid| i32::try_from(pid).ok()).filter(|pid| *pid > 0);
+    let pid = pid.ok_or_else(|| WallError::Failed("the container ended as soon as it was started".into()))?;
+    let groups = Groups::of(pid, &id).ok().flatten().ok_or_else(elsewhere)?;
+    steps.mark("inspect");
+    Ok(Built { id, pid, groups, steps: steps.0 })
+}
+
+/// The process that the engine says it started is none of this machine's.
+fn elsewhere() -> WallError {
+    WallError::Refused(casemate_core::outcome::Refusal::new(
+        "the Docker Engine is not on this machine, or its cgroups cannot be seen here",
+        "use an engine on this machine, outside of any container or virtual machine",
+    ))
+}
+
+/// Whatever state it is in. That there is none is as good.
+pub(super) async fn remove(engine: &Engine, name: &str) -> Result<(), String> {
+    let mut last = String::new();
+    for attempt in 0..ATTEMPTS {
+        if attempt > 0 {
+            tokio::time::sleep(APART * attempt).await;
+        }
+        let options = RemoveContainerOptions { force: true, v: true, ..RemoveContainerOptions::default() };
+        match engine.client.remove_container(name, Some(options)).await {
+            Ok(()) => return Ok(()),
+            Err(error) if is_gone(&error) => return Ok(()),
+            Err(error) => last = error.to_string(),
+        }
+    }
+    Err(last)
+}
+
+struct Steps(Vec<(String, u32)>, Instant);
+
+impl Steps {
+    fn new() -> Steps {
+        Steps(Vec::new(), Instant::now())
+    }
+
+    fn mark(&mut self, name: &str) {
+        self.0.push((name.to_owned(), micros(self.1)));
+        self.1 = Instant::now();
+    }
+}
+
+fn micros(since: Instant) -> u32 {
+    u32::try_from(since.elapsed().as_micros()).unwrap_or(u32::MAX)
+}

@@ -45,6 +45,8 @@ pub struct Config {
     pub durability: Durability,
     pub ahead: Ahead,
     pub agents: Agents,
+    /// The Docker Engine to use, as `DOCKER_HOST` names it; the usual one if empty.
+    pub docker_host: String,
     /// Started before the rest of this was known.
     pub launcher: Option<EarlyLauncher>,
 }
@@ -58,6 +60,7 @@ impl Config {
             durability: Durability::FromPolicy,
             ahead: Ahead::Always,
             agents: Agents::embedded(),
+            docker_host: std::env::var("DOCKER_HOST").unwrap_or_default(),
             launcher: None,
         }
     }
@@ -195,7 +198,7 @@ pub struct Explanation {
 impl Engine {
     /// Opens the home, starts the launcher, and closes what dead processes left open.
     pub async fn open(config: Config) -> Result<Engine, OpenError> {
-        let Config { home, policy, durability, ahead, agents, launcher } = config;
+        let Config { home, policy, durability, ahead, agents, docker_host, launcher } = config;
         let ahead = ahead.into();
         let durability = match durability {
             Durability::OnExit => crate::recorder::Durability::OnExit,
@@ -213,7 +216,7 @@ impl Engine {
         let home = Arc::new(Home::open(&dir)?);
         let keeper = Keeper::new(agents.clone(), home.clone(), Serves::Container, ahead).with(waiting);
         let prepare = || Store::open(&dir, durability).map(|store| (store, Programs::new(&dir)));
-        let docker = Docker::new(&dir, agents.clone(), home.clone(), policy.docker_runtime());
+        let docker = Docker::new(&dir, agents.clone(), home.clone(), policy.docker_runtime(), &docker_host);
         let (launcher, (store, programs)) = match begin(&keeper, &home, &docker, prepare).await {
             Ok(begun) => begun,
             // What was begun is undone: a start that fails leaves no more behind than one that succeeds.

@@ -17,6 +17,8 @@
 
 mod bait;
 mod cell;
+pub mod docker;
+pub mod dockerd;
 mod remains;
 mod rig;
 pub mod runtimes;
@@ -29,6 +31,7 @@ pub use rig::{Layer, Rig, is_root, on_wasm_stacks};
 
 pub use casemate_core::limits::LimitKind;
 pub use casemate_core::outcome::{Cause, Status};
+pub use casemate_core::policy::DockerRuntime;
 pub use casemate_core::request::{Capability, CodeSource, Language, Need, Request, Risk, Stdin};
 pub use casemate_core::stack::{Stack, Wall};
 pub use casemate_engine::io::{Chunk, Entry, Stream};
@@ -39,21 +42,6 @@ pub static PROBE: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/probe"));
 pub static HOSTILE_WORKER: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/hostile-worker"));
 /// `bait.c`, a static program.
 pub static BAIT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/bait"));
-
-/// Whether an asked-for limit is enforced on `stack` by this user; otherwise the run must be refused with a hint.
-pub fn can_enforce(stack: &Stack, kind: LimitKind) -> bool {
-    let process = stack.outermost() == Wall::Process;
-    match kind {
-        LimitKind::WallTime | LimitKind::Output | LimitKind::OpenFiles => true,
-        // A worker counts what its instances take, and they cannot start processes.
-        LimitKind::Memory | LimitKind::CpuTime | LimitKind::Pids if stack.contains(Wall::Wasm) => true,
-        LimitKind::Disk | LimitKind::Inodes => !process,
-        // Without a cgroup, the kernel counts processes per user namespace.
-        LimitKind::Pids => is_root() || !process,
-        LimitKind::Memory | LimitKind::CpuTime | LimitKind::Cpus => is_root(),
-        LimitKind::DiskIo => false,
-    }
-}
 
 /// The stacks under test.
 pub fn stacks() -> Vec<Stack> {

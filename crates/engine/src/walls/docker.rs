@@ -91,10 +91,16 @@ impl Shared {
 }
 
 impl Docker {
-    pub(crate) fn new(dir: &Path, agents: Agents, home: Arc<Home>, runtime: DockerRuntime) -> Docker {
+    pub(crate) fn new(
+        dir: &Path,
+        agents: Agents,
+        home: Arc<Home>,
+        runtime: DockerRuntime,
+        host: &str,
+    ) -> Docker {
         let dir = std::path::absolute(dir).unwrap_or_else(|_| dir.to_owned());
         let home_id = hex(&Sha256::digest(dir.as_os_str().as_encoded_bytes()))[..32].to_owned();
-        let (socket, shared, made) = (engine::socket(), Arc::default(), AtomicU32::new(0));
+        let (socket, shared, made) = (engine::socket(host), Arc::default(), AtomicU32::new(0));
         Docker { agents, home, home_id, runtime, socket, shared, made }
     }
 

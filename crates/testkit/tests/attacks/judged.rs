@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use casemate_testkit::{CellBuilder, LimitKind, Ran, Status, Traces, Wall, can_enforce, cell};
+use casemate_testkit::{CellBuilder, LimitKind, Ran, Status, Traces, Wall, cell};
 
 use crate::row::{Finding, Scene};
 
@@ -50,7 +50,7 @@ async fn quiet(scene: &Scene, first: Ran) -> Result<Traces, String> {
 /// A refusal to enforce `kind` is right where this wall or this user cannot, and must say what to do.
 pub(crate) fn refused(scene: &Scene, ran: &Ran, kinds: &[LimitKind]) -> Option<Result<Finding, String>> {
     let refusal = ran.refusal()?;
-    let beyond_reach = kinds.iter().any(|kind| !can_enforce(&scene.stack, *kind));
+    let beyond_reach = kinds.iter().any(|kind| !scene.rig.can_enforce(&scene.stack, *kind));
     Some(match beyond_reach && !refusal.hint.is_empty() {
         true => Ok(Finding::Refused(refusal.hint.clone())),
         false => Err(format!("refused for no reason: {}", ran.story())),

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use casemate_testkit::{Cause, CellBuilder, LimitKind, Ran, Rig, Stack, Status, can_enforce, cell, wasm};
+use casemate_testkit::{Cause, CellBuilder, LimitKind, Ran, Rig, Stack, Status, cell, wasm};
 
 use crate::{is_not_for, is_wasm, refused, succeeded};
 
@@ -17,7 +17,7 @@ async fn limited<'r>(
     describe: impl FnOnce(CellBuilder<'r>) -> CellBuilder<'r>,
 ) -> Option<Ran> {
     let ran = describe(cell(rig, stack)).limit(kind, value).run().await;
-    if can_enforce(stack, kind) {
+    if rig.can_enforce(stack, kind) {
         assert!(ran.refusal().is_none(), "{kind} is enforced here: {}", ran.story());
         return Some(ran);
     }
@@ -200,7 +200,7 @@ pub(crate) async fn unbounded_defaults_are_reported(rig: &Rig, stack: &Stack) {
     let ran = cell(rig, stack).run().await;
     succeeded(&ran);
     for kind in LimitKind::ALL {
-        let bounded = can_enforce(stack, kind) || kind == LimitKind::DiskIo;
+        let bounded = rig.can_enforce(stack, kind) || kind == LimitKind::DiskIo;
         assert_eq!(!bounded, ran.outcome.unbounded.contains(&kind), "{kind}: {:?}", ran.outcome.unbounded);
     }
 }

@@ -200,21 +200,21 @@ pub(crate) async fn the_posture_is_recorded(rig: &Rig, stack: &Stack) {
         let worker = rig.records(worker);
         let opening = &worker.first().expect("the worker has a record").entry.body;
         assert_eq!(opening["worker"]["sha256"].as_str().map(str::len), Some(64), "{opening}");
-        confined(stack, &opening["observed"]);
+        confined(rig, stack, &opening["observed"]);
         let alone = cell(rig, stack).out("/work/nothing").run().await;
         let records = rig.records(&alone.outcome.id);
         let observed = &records.last().expect("a closing record").entry.body["observed"];
         assert_eq!(observed["worker_sha256"].as_str().map(str::len), Some(64), "{observed}");
-        return confined(stack, &observed["posture"]);
+        return confined(rig, stack, &observed["posture"]);
     }
-    confined(stack, &closing["observed"]);
+    confined(rig, stack, &closing["observed"]);
     assert!(closing["applied"]["landlock"].as_array().is_some_and(|rules| rules.len() > 3), "{closing}");
     assert_eq!(closing["applied"]["seccomp_sha256"].as_str().map(str::len), Some(64));
     assert_eq!(closing["program"]["sha256"].as_str().map(str::len), Some(64), "{closing}");
 }
 
 /// What a payload must look like from outside.
-fn confined(stack: &Stack, seen: &serde_json::Value) {
+fn confined(rig: &Rig, stack: &Stack, seen: &serde_json::Value) {
     assert_ne!(seen["uid"].as_u64(), Some(0), "{seen}");
     for set in ["effective", "permitted", "inheritable", "ambient"] {
         assert_eq!(seen["capabilities"][set].as_u64(), Some(0), "{set} in {seen}");

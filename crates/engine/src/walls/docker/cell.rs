@@ -9,6 +9,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use bollard::models::ContainerUpdateBody;
 use bollard::query_parameters::{CreateContainerOptions, RemoveContainerOptions};
 use casemate_core::policy::DockerRuntime;
 use casemate_wire::launch::Counters;
@@ -20,7 +21,7 @@ use tokio::time::timeout;
 use super::engine::{Engine, is_gone, trouble, words};
 use super::groups::Groups;
 use super::layout::Layout;
-use super::look::{self, check_binds};
+use super::look::{self, Seen, check_binds};
 use super::settings::{Asked, difference};
 use super::skeleton::Skeleton;
 use super::{Shared, stream};
@@ -64,6 +65,8 @@ pub(super) struct DockerCell {
     removal: Option<JoinHandle<Result<(), String>>>,
     /// What the counters said last: they vanish with the container.
     last: Counters,
+    /// What it took to get there: the runtime's processor time is not the payload's.
+    before: u64,
 }
 
 impl DockerCell {
@@ -90,6 +93,7 @@ impl DockerCell {
             task: Some(task),
             removal: None,
             last: Counters::default(),
+            before: 0,
         }
     }
 
@@ -116,25 +120,10 @@ impl DockerCell {
         let began = Instant::now();
         let blueprint = self.blueprint.clone();
         let built = self.built().await?;
-        let unlike = |error: String| WallError::Failed(format!("the container is not as it must be: {error}"));
-        let seen = match blueprint.runtime {
-            DockerRuntime::Runc => {
-                let read = |error: std::io::Error| unlike(format!("it cannot be looked at: {}", words(&error)));
-                let payload = look::only_child(built.pid).map_err(read)?;
-                let seen = look::look(payload, &built.groups).map_err(read)?;
-                if !seen.unseen.contains(&"mounts") {
-                    let root = PathBuf::from(format!("/proc/{payload}/root"));
-                    check_binds(&root, &blueprint.layout.binds).map_err(unlike)?;
-                }
-                seen.violation(&blueprint.asked).map_or(Ok(seen), |what| Err(unlike(what)))?
-            }
-            DockerRuntime::Runsc => {
-                let read = |error: std::io::Error| unlike(format!("it cannot be looked at: {}", words(&error)));
-                let seen = look::look(built.pid, &built.groups).map_err(read)?;
-                seen.sandbox_violation(&blueprint.asked).map_or(Ok(seen), |what| Err(unlike(what)))?
-            }
-        };
+        let seen = inspect(&blueprint, built)
+            .map_err(|why| WallError::Failed(format!("the container is not as it must be: {why}")))?;
         let mut steps = std::mem::take(&mut built.steps);
+        self.before = built.groups.counters(1).cpu_micros.unwrap_or(0);
         steps.push(("look".into(), micros(began)));
         Ok(Begun { steps, posture: seen.posture, unseen: seen.unseen })
     }
@@ -148,7 +137,8 @@ impl DockerCell {
                 // Those of gVisor itself: the payload's are seen inside.
                 (counters.pids_peak, counters.pids_denied) = (None, None);
             }
-            if counters.cpu_micros.is_some() {
+            if let Some(micros) = &mut counters.cpu_micros {
+                *micros = micros.saturating_sub(self.before);
                 self.last = counters;
             }
         }
@@ -195,7 +185,14 @@ impl DockerCell {
 
 impl Control for DockerCell {
     fn proceed(&mut self) -> Later<'_, Result<Begun, WallError>> {
-        Box::pin(self.look())
+        Box::pin(async {
+            let looked = self.look().await;
+            if looked.is_err() {
+                // What waits in there is not waited for.
+                self.remove();
+            }
+            looked
+        })
     }
 
     fn measure(&mut self) -> Later<'_, Result<Counters, WallError>> {
@@ -287,10 +284,19 @@ async fn build(
         )));
     }
     let pid = said.state.and_then(|state| state.pid).and_then(|pid| i32::try_from(pid).ok()).filter(|pid| *pid > 0);
-    let pid = pid.ok_or_else(|| WallError::Failed("the container ended as soon as it was started".into()))?;
-    let groups = Groups::of(pid, &id).ok().flatten().ok_or_else(elsewhere)?;
+    let pid = pid.ok_or_else(short_lived)?;
+    if let Some(count) = asked.fewer_processes() {
+        let fewer = ContainerUpdateBody { pids_limit: Some(count), ..ContainerUpdateBody::default() };
+        let updated = engine.client.update_container(&id, fewer).await;
+        updated.map_err(|error| trouble("limit processes", error))?;
+    }
+    let groups = Groups::of(pid, &id).map_err(|_| short_lived())?.ok_or_else(elsewhere)?;
     steps.mark("inspect");
     Ok(Built { id, pid, groups, steps: steps.0 })
+}
+
+fn short_lived() -> WallError {
+    WallError::Failed("the container ended as soon as it was started".into())
 }
 
 /// The process that the engine says it started is none of this machine's.
@@ -299,6 +305,24 @@ fn elsewhere() -> WallError {
         "the Docker Engine is not on this machine, or its cgroups cannot be seen here",
         "use an engine on this machine, outside of any container or virtual machine",
     ))
+}
+
+/// Looks at what waits to run, and at where: the payload on the host's kernel, or the process that is the kernel for it.
+fn inspect(blueprint: &Blueprint, built: &Built) -> Result<Seen, String> {
+    let unreadable = |error: std::io::Error| format!("it cannot be looked at: {}", words(&error));
+    let (pid, files) = match blueprint.runtime {
+        DockerRuntime::Runc => look::only_child(built.pid).map(|payload| (payload, payload)).map_err(unreadable)?,
+        DockerRuntime::Runsc => (built.pid, look::gofer(&built.groups).map_err(unreadable)?),
+    };
+    let seen = look::look(pid, &built.groups).map_err(unreadable)?;
+    if !seen.unseen.contains(&"mounts") {
+        check_binds(&PathBuf::from(format!("/proc/{files}/root")), &blueprint.layout.binds)?;
+    }
+    let violation = match blueprint.runtime {
+        DockerRuntime::Runc => seen.violation(&blueprint.asked),
+        DockerRuntime::Runsc => seen.sandbox_violation(&blueprint.asked),
+    };
+    violation.map_or(Ok(seen), Err)
 }
 
 /// Whatever state it is in. That there is none is as good.

@@ -30,12 +30,11 @@ const MAX_HEAD: usize = 16 * 1024;
 pub(super) const START_IT: &str =
     "start Docker, or let `casemate setup docker` say how; DOCKER_HOST=unix://PATH names another socket";
 
-/// Where the engine is to be found, or why none can be used.
-pub(super) fn socket() -> Result<PathBuf, Refusal> {
-    let named = std::env::var("DOCKER_HOST").ok().filter(|name| !name.is_empty());
-    let path = match named.as_deref() {
-        None => DEFAULT_SOCKET,
-        Some(name) => name.strip_prefix("unix://").ok_or_else(|| {
+/// Where the engine is to be found that `host` names, or why it cannot be used.
+pub(super) fn socket(host: &str) -> Result<PathBuf, Refusal> {
+    let path = match host {
+        "" => DEFAULT_SOCKET,
+        _ => host.strip_prefix("unix://").ok_or_else(|| {
             Refusal::new(
                 "DOCKER_HOST names an engine that may be on another machine, where there are none of the image's files",
                 "set it to unix://PATH, the socket of an engine on this machine",

@@ -51,6 +51,10 @@ impl Groups {
             text.lines().find_map(|line| line.strip_prefix(key)?.trim().parse::<u64>().ok())
         };
         let nanos = number(&self.cpuacct, &["cpuacct.usage"]);
+        let pids_denied = within(&self.pids, "pids.events", "max ");
+        // The peak is that of the runtime, which has more threads than most payloads; unless the limit was reached.
+        let counted: &[&str] =
+            if pids_denied.is_some_and(|times| times > 0) { &["pids.peak", "pids.max"] } else { &["pids.current"] };
         Counters {
             cpu_micros: within(&self.cpu, "cpu.stat", "usage_usec ").or(nanos.map(|nanos| nanos / 1000)),
             memory_peak_bytes: number(
@@ -59,10 +63,17 @@ impl Groups {
             ),
             oom_kills: within(&self.memory, "memory.events", "oom_kill ")
                 .or_else(|| within(&self.memory, "memory.oom_control", "oom_kill ")),
-            pids_peak: number(&self.pids, &["pids.peak", "pids.current"]).map(|peak| peak.saturating_sub(guests)),
-            pids_denied: within(&self.pids, "pids.events", "max "),
+            pids_peak: number(&self.pids, counted).map(|peak| peak.saturating_sub(guests)),
+            pids_denied,
             ..Counters::default()
         }
+    }
+
+    /// Those in it, as the host counts them.
+    pub(super) fn processes(&self) -> io::Result<Vec<i32>> {
+        let dir = self.memory.as_ref().ok_or(io::ErrorKind::NotFound)?;
+        let list = fs::read_to_string(dir.join("cgroup.procs"))?;
+        Ok(list.split_whitespace().filter_map(|word| word.parse().ok()).collect())
     }
 
     /// Whether the groups are still there: they go with the container's last process.

@@ -15,6 +15,10 @@ use super::settings::{Asked, PLACES};
 const NAMESPACES: [&str; 7] = ["user", "mnt", "pid", "net", "ipc", "uts", "cgroup"];
 /// The user namespace is the host's, unless the engine remaps users.
 const OWN: [&str; 6] = ["mnt", "pid", "net", "ipc", "uts", "cgroup"];
+/// Of gVisor's kernel. What it is root of is its own user namespace.
+const OWN_OF_SANDBOX: [&str; 5] = ["user", "mnt", "net", "ipc", "uts"];
+/// What the process calls itself that opens the container's files for gVisor's kernel.
+const GOFER: &[u8] = b"runsc-gofer\0";
 
 /// What was seen, and what this user is not shown.
 pub(super) struct Seen {
@@ -31,6 +35,15 @@ pub(super) fn only_child(init: i32) -> io::Result<i32> {
         (Some(pid), None) => Ok(pid),
         (None, _) => Err(io::Error::other("the guest has no children")),
         (Some(_), Some(_)) => Err(io::Error::other("the guest has more than one child")),
+    }
+}
+
+/// The one process of a container that opens its files for gVisor's kernel. By its own word: nothing hostile has run yet.
+pub(super) fn gofer(groups: &Groups) -> io::Result<i32> {
+    let is_it = |pid: &i32| fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|words| words.starts_with(GOFER));
+    match groups.processes()?.into_iter().filter(is_it).collect::<Vec<_>>()[..] {
+        [pid] => Ok(pid),
+        ref found => Err(io::Error::other(format!("there are {} of gVisor's file servers", found.len()))),
     }
 }
 
@@ -104,7 +117,7 @@ impl Seen {
         if seen.seccomp_mode != 2 || seen.seccomp_filters < 2 {
             return Some("a seccomp filter is missing".into());
         }
-        self.shared_namespace().or_else(|| self.open_mount(asked)).or_else(|| self.loose_limit(asked))
+        self.shared_namespace(&OWN).or_else(|| self.open_mount(asked)).or_else(|| self.loose_limit(asked))
     }
 
     /// What is wrong with the process that is gVisor's kernel for a payload.
@@ -116,11 +129,14 @@ impl Seen {
         if !seen.no_new_privs {
             return Some("no_new_privs is not set".into());
         }
-        self.shared_namespace().or_else(|| self.loose_limit(asked))
+        // It has an empty file system of its own making, and no other.
+        let open = seen.mounts.iter().find(|mount| !mount.options.split(',').any(|option| option == "ro"));
+        let open = || open.map(|mount| format!("gVisor's kernel has {} mounted {}", mount.point, mount.options));
+        self.shared_namespace(&OWN_OF_SANDBOX).or_else(open).or_else(|| self.loose_limit(asked))
     }
 
-    fn shared_namespace(&self) -> Option<String> {
-        let shared = OWN.iter().find(|name| self.posture.shared_namespaces.iter().any(|shared| shared == *name));
+    fn shared_namespace(&self, own: &[&str]) -> Option<String> {
+        let shared = own.iter().find(|name| self.posture.shared_namespaces.iter().any(|shared| shared == *name));
         shared.map(|name| format!("the {name} namespace is the host's"))
     }
 

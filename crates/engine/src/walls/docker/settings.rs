@@ -27,6 +27,9 @@ const SENTRY_MEMORY: u64 = 64 << 20;
 const SENTRY_PROCESSES: u64 = 256;
 const SENTRY_EACH: u64 = 3;
 
+/// Threads that a runtime needs until the guest runs. A payload that may have fewer gets its limit then.
+const TO_START: u64 = 32;
+
 /// Parts of procfs that no namespace covers. Those that a kernel lacks are left out by the runtime.
 const MASKED: [&str; 13] = [
     "/proc/kcore",
@@ -81,6 +84,13 @@ pub(super) struct Asked {
     pub(super) quotas: [(u64, u64); PLACES.len()],
 }
 
+impl Asked {
+    /// How many processes there may be once the guest runs, if that was more than until then.
+    pub(super) fn fewer_processes(&self) -> Option<i64> {
+        self.processes.filter(|count| *count < TO_START).and_then(|count| i64::try_from(count).ok())
+    }
+}
+
 /// What else the settings depend on.
 pub(super) struct Context<'a> {
     pub(super) image: &'a str,
@@ -126,7 +136,7 @@ pub(super) fn asked(plan: &Plan, context: &Context<'_>) -> Asked {
         memory: memory.map(number),
         memory_swap: memory.map(number).filter(|_| context.swap == Swap::Limited),
         nano_cpus,
-        pids_limit: processes.map(number),
+        pids_limit: processes.map(|count| number(count.max(TO_START))),
         oom_score_adj: Some(1000),
         oom_kill_disable: None,
         ulimits: Some(vec![ResourcesUlimits { name: Some("core".into()), soft: Some(0), hard: Some(0) }]),
@@ -144,7 +154,7 @@ pub(super) fn asked(plan: &Plan, context: &Context<'_>) -> Asked {
         privileged: Some(false),
         readonly_rootfs: Some(true),
         security_opt: Some(vec!["no-new-privileges".into(), format!("seccomp={}", context.seccomp)]),
-        tmpfs: Some(file_systems(&quotas)),
+        tmpfs: Some(file_systems(&quotas, context.runtime)),
         runtime: Some(context.runtime.as_str().to_owned()),
         masked_paths: Some(MASKED.map(str::to_owned).to_vec()),
         // All of it: a list of dangerous files is never complete.
@@ -205,14 +215,19 @@ fn quotas(disk: u64, inodes: u64) -> [(u64, u64); PLACES.len()] {
     })
 }
 
-fn file_systems(quotas: &[(u64, u64); PLACES.len()]) -> HashMap<String, String> {
+fn file_systems(quotas: &[(u64, u64); PLACES.len()], runtime: DockerRuntime) -> HashMap<String, String> {
     let places = PLACES.iter().zip(quotas).map(|((place, _, owner), (size, inodes))| {
         // Programs in the work directory can be executed, as on every wall.
         ((*place).to_owned(), format!("rw,nosuid,nodev,exec,size={size},nr_inodes={inodes},{owner}"))
     });
+    let devices = match runtime {
+        DockerRuntime::Runc => "ro,nosuid,noexec,dev,mode=0755,size=65536,nr_inodes=64",
+        // There, nobody could write to a device in a file system that is read-only. It is root's.
+        DockerRuntime::Runsc => "rw,nosuid,noexec,dev,mode=0755,size=65536,nr_inodes=64",
+    };
     let fixed = [
-        // In place of the engine's own, which everybody with its owner's id could write to. It makes the devices.
-        ("/dev", "ro,nosuid,noexec,dev,mode=0755,size=65536,nr_inodes=64"),
+        // In place of the engine's own, and of what it mounts in there. The devices are still made.
+        ("/dev", devices),
         // Instead of the machine's sysfs, and its cgroups.
         ("/sys", "ro,nosuid,nodev,noexec,size=4096,nr_inodes=8"),
         ("/sys/fs/cgroup", "ro,nosuid,nodev,noexec,size=4096,nr_inodes=8"),

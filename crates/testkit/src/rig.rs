@@ -116,6 +116,16 @@ impl Rig {
     }
 }
 
+    /// How much of a limit on disk or inodes is there for `place`. The Docker Engine mounts a file system for each.
+    pub fn share(&self, stack: &Stack, place: &str, limit: u64) -> u64 {
+        match (stack.outermost(), place) {
+            (Wall::Docker, "/work") => limit * 13 / 16,
+            (Wall::Docker, "/tmp") => limit * 2 / 16,
+            (Wall::Docker, _) => limit / 16,
+            _ => limit,
+        }
+    }
+
     /// Whether the kernel that payloads on `stack` talk to is gVisor's.
     pub fn is_in_gvisor(&self, stack: &Stack) -> bool {
         match stack.outermost() {

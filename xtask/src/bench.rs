@@ -6,6 +6,7 @@
 //! whoever comes next pays for it.
 
 mod candidates;
+mod docker;
 mod driver;
 mod memory;
 mod samples;
@@ -68,7 +69,8 @@ pub(crate) fn run(rounds: usize) -> Result {
     memory::report(&mut engine, &stage, HELD)?;
     throughput(&mut engine)?;
     engine.stop()?;
-    wasm::run(rounds, bench, &casemate, &stage)
+    wasm::run(rounds, bench, &casemate, &stage)?;
+    docker::run(rounds, &casemate, &stage)
 }
 
 /// Who comes when. The same in every run of the bench.

@@ -3,6 +3,8 @@
 mod artifacts;
 mod bench;
 mod check;
+mod docker;
+mod gvisor;
 mod packages;
 mod runtimes;
 mod shell;
@@ -16,9 +18,9 @@ usage: cargo xtask COMMAND
   check [--without-advisories | --without-deny]
                              format, lints, dependencies, documentation, then `test`
   test                       every test, as root and as an unprivileged user; installs what they need
-  runtimes                   Python and JavaScript for WASM, for tests that are started by hand
+  runtimes                   Python and JavaScript for WASM, and runsc, for tests that are started by hand
   bench [--rounds N | --quick]
-                             how fast it is, in turns with bare programs, bubblewrap and runc";
+                             how fast it is, in turns with bare programs, bubblewrap, runc and docker";
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();

@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::artifacts::{self, Artifact};
-use crate::packages;
 use crate::shell::{self, Result, heading};
+use crate::{gvisor, packages};
 
 /// What fetches the runtimes' packages. Asked for by program: a Node from elsewhere brings npm with it.
 const FETCHERS: [(&str, &[&str]); 2] =
@@ -28,8 +28,8 @@ const PARTS: [&str; 3] = ["wasm", "keys/wasm-cache.key", COMPONENTIZE];
 pub(crate) fn run() -> Result {
     packages::ensure(&["python3", "nodejs"])?;
     let built = artifacts::build(&["--release", "--package", "casemate", "--bins"])?;
-    let place = ensure(&Artifact::binary(&built, "casemate")?)?;
-    println!("{}", place.display());
+    let casemate = Artifact::binary(&built, "casemate")?;
+    println!("{}\n{}", ensure(&casemate)?.display(), gvisor::ensure(&casemate)?.display());
     Ok(())
 }
 

@@ -81,8 +81,9 @@ pub(crate) enum Command {
         /// The walls; all that there is something to do for, if none is named
         #[arg(value_name = "WALL", value_parser = words(Wall::ALL.map(Wall::as_str)))]
         walls: Vec<String>,
-        /// A directory that holds the packages already, for machines without a network
-        #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
+        /// What is there already, for machines without a network: a directory with the packages (wasm), the program runsc
+        /// (gvisor)
+        #[arg(long, value_name = "PATH", value_hint = ValueHint::AnyPath)]
         from: Option<PathBuf>,
     },
     /// Look at the signed records of what ran

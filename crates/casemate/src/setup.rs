@@ -1,5 +1,8 @@
 //! `casemate setup`: gets or builds what a wall needs.
 
+mod docker;
+mod gvisor;
+
 use std::fs;
 use std::io::ErrorKind;
 use std::os::unix::fs::PermissionsExt;
@@ -28,6 +31,8 @@ const SOURCES: &[(&str, &[u8])] = &include!(concat!(env!("OUT_DIR"), "/runtimes.
 const PIP: &str = "componentize-py==0.25.1";
 const NPM: [&str; 2] = ["componentize-qjs@0.4.5", "@andreiltd/componentize-qjs-binding-linux-x64-gnu@0.4.5"];
 
+const OFFLINE: &str = "without a network, get the files listed in runtimes/pins.sha256 elsewhere and give their directory with --from";
+
 const MIB: u64 = 1 << 20;
 
 pub(crate) async fn setup(
@@ -37,7 +42,7 @@ pub(crate) async fn setup(
 ) -> Result<u8, Failure> {
     for wall in walls {
         match wall.parse()? {
-            Wall::Wasm => {}
+            Wall::Wasm | Wall::Gvisor | Wall::Docker => {}
             Wall::Process | Wall::Container => {
                 eprintln!("{wall}: nothing to set up; `casemate doctor` says whether it stands");
             }
@@ -49,8 +54,23 @@ pub(crate) async fn setup(
             }
         }
     }
-    if walls.is_empty() || walls.iter().any(|wall| wall == Wall::Wasm.as_str()) {
+    let wanted = |wall: Wall| walls.is_empty() || walls.iter().any(|name| name == wall.as_str());
+    let both = wanted(Wall::Wasm) && wanted(Wall::Gvisor);
+    if from.is_some() && both {
+        return Err(Failure::new(
+            "--from is for one wall at a time",
+            "casemate setup wasm --from DIR, casemate setup gvisor --from FILE",
+        ));
+    }
+    if wanted(Wall::Wasm) {
         wasm(from, policy).await?;
+    }
+    if wanted(Wall::Gvisor) {
+        gvisor::gvisor(from, policy).await?;
+    }
+    // An engine with root's rights is not installed because nothing was named.
+    if walls.iter().any(|name| name == Wall::Docker.as_str()) {
+        docker::docker(policy).await?;
     }
     Ok(exit::DONE)
 }
@@ -94,16 +114,16 @@ fn fetch(into: &Path) -> Result<(), Failure> {
             .arg(into)
             .arg("-r")
             .arg(requirements);
-        run(pip, "install it with: apt-get install python3-pip")?;
+        run(pip, "install it with: apt-get install python3-pip", OFFLINE)?;
     }
     let _step = Step::begin(format!("fetching {}", NPM[0]));
     let mut npm = Command::new("npm");
     npm.args(["pack", "--silent", "--ignore-scripts", "--pack-destination"]).arg(into).args(NPM);
-    run(npm, "install it with: apt-get install npm")
+    run(npm, "install it with: apt-get install npm", OFFLINE)
 }
 
 /// Runs a program of the host, which says on standard error what went wrong.
-fn run(mut command: Command, missing: &str) -> Result<(), Failure> {
+fn run(mut command: Command, missing: &str, otherwise: &str) -> Result<(), Failure> {
     let name = command.get_program().to_string_lossy().into_owned();
     let output = command.output().map_err(|error| match error.kind() {
         ErrorKind::NotFound => Failure::new(format!("{name} is not installed"), missing),
@@ -116,9 +136,7 @@ fn run(mut command: Command, missing: &str) -> Result<(), Failure> {
     let last = words.lines().rfind(|line| !line.trim().is_empty()).unwrap_or("it did not say why");
     let hint = match words.contains("No module named pip") {
         true => missing.to_owned(),
-        false => "without a network, get the files listed in runtimes/pins.sha256 elsewhere and give their directory \
-                  with --from"
-            .to_owned(),
+        false => otherwise.to_owned(),
     };
     Err(Failure::new(format!("{name} failed: {last}"), hint))
 }

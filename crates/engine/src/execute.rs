@@ -14,7 +14,7 @@ use casemate_core::plan::{Decision, Plan};
 use casemate_core::policy::{self, Policy};
 use casemate_core::request::{ImageRef, Language, Request, Shape, Stdin};
 use casemate_core::route::{self, Choice, ImageKind, Profile};
-use casemate_core::stack::Wall as WallName;
+use casemate_core::stack::{Stack, Wall as WallName};
 use casemate_wire::launch::{self, Hello, Privilege, Serves};
 use tokio::sync::mpsc;
 use tokio::time::error::Elapsed;
@@ -47,6 +47,8 @@ pub struct Config {
     pub agents: Agents,
     /// The Docker Engine to use, as `DOCKER_HOST` names it; the usual one if empty.
     pub docker_host: String,
+    /// Where what `casemate setup` gets and builds is: the home, unless it is somebody else's.
+    pub installed: PathBuf,
     /// Started before the rest of this was known.
     pub launcher: Option<EarlyLauncher>,
 }
@@ -54,8 +56,10 @@ pub struct Config {
 impl Config {
     /// A long-lived engine.
     pub fn new(home: impl Into<PathBuf>, policy: Policy) -> Config {
+        let home = home.into();
         Config {
-            home: home.into(),
+            installed: home.clone(),
+            home,
             policy,
             durability: Durability::FromPolicy,
             ahead: Ahead::Always,
@@ -198,7 +202,7 @@ pub struct Explanation {
 impl Engine {
     /// Opens the home, starts the launcher, and closes what dead processes left open.
     pub async fn open(config: Config) -> Result<Engine, OpenError> {
-        let Config { home, policy, durability, ahead, agents, docker_host, launcher } = config;
+        let Config { home, policy, durability, ahead, agents, docker_host, installed, launcher } = config;
         let ahead = ahead.into();
         let durability = match durability {
             Durability::OnExit => crate::recorder::Durability::OnExit,
@@ -229,10 +233,10 @@ impl Engine {
                 return Err(error);
             }
         };
-        let runtimes = Arc::new(Runtimes::find(&dir));
+        let runtimes = Arc::new(Runtimes::find(&installed));
         let (store, run) = (Arc::new(store), home.run.to_string());
         let container = Arc::new(Container { keeper, home: home.clone() });
-        let gvisor = Gvisor::new(&dir, agents.clone(), container.clone());
+        let gvisor = Gvisor::new(&installed, agents.clone(), container.clone());
         let languages = runtimes.languages();
         let here = Here {
             hello: launcher.hello(),
@@ -297,6 +301,7 @@ impl Engine {
                 _ => format!("components, {}", languages.join(", ")),
             },
         ));
+        facts.push(("gvisor".into(), self.gvisor.describe()));
         if let Some(missing) = &cgroups.missing {
             facts.push(("cgroups missing".into(), missing.clone()));
         }
@@ -379,6 +384,20 @@ impl Engine {
         self.profiles = crate::profiles::profiles(&here);
         self.decisions.lock().unwrap_or_else(PoisonError::into_inner).clear();
         Ok(())
+    }
+
+    /// Starts a real sandbox with gVisor, unless that was done since this machine was started, and says what with.
+    pub async fn probe_gvisor(&self) -> Result<String, Refusal> {
+        let gvisor = Stack::of(WallName::Gvisor);
+        let profile = self.profiles.iter().find(|profile| *profile.stack() == gvisor);
+        // What is missing may be something else than a sandbox that starts.
+        if let (Privilege::Rootless, Some(route::State::Missing { reason, hint })) =
+            (self.hello.privilege, profile.map(Profile::state))
+        {
+            return Err(Refusal::new(reason, hint));
+        }
+        self.gvisor.probe().await?;
+        Ok(self.gvisor.describe())
     }
 
     /// Records a request that was refused before it became valid.

@@ -140,6 +140,9 @@ fn container(profile: Profile, hello: &Hello) -> Profile {
 fn gvisor(profile: Profile, here: &Here<'_>) -> Profile {
     let profile = container(profile, here.hello);
     match (profile.state(), &here.gvisor) {
+        // There, a payload with the guest's id could end it, or speak in its name.
+        (State::Ready, _) if here.hello.privilege == Privilege::Rootless => profile
+            .missing("without root only one id can be mapped, and gVisor needs two", "run casemate as root"),
         (State::Ready, Some(refusal)) => profile.missing(refusal.reason.clone(), refusal.hint.clone()),
         _ => profile,
     }

@@ -9,31 +9,51 @@ use casemate_bare::io;
 use casemate_wire::frame::{Body, MAX_PAYLOAD, OverCredit, ReceiveWindow, SendWindow};
 use casemate_wire::guest::{Entry, ToHost};
 use rustix::fd::{AsFd, OwnedFd};
-use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, fchmod, fstat, mkdirat, statat};
+use rustix::fs::{AtFlags, Dir, FileType, Gid, Mode, OFlags, Uid, fchmod, fchown, fstat, mkdirat, statat};
 use rustix::io::Errno;
 
 use crate::beneath::open_beneath;
 use crate::channel::Channel;
+use crate::sys::FileRights;
 
 /// The directories below which files may be put and got, opened before anything hostile runs.
-pub(crate) struct Roots(Vec<(String, OwnedFd)>);
+pub(crate) struct Roots {
+    roots: Vec<(String, OwnedFd)>,
+    rights: FileRights,
+}
 
 impl Roots {
-    pub(crate) fn open(paths: &[String]) -> io::Result<Roots> {
+    pub(crate) fn open(paths: &[String], rights: FileRights) -> io::Result<Roots> {
         let open = |path: &String| {
             let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
             Ok((path.clone(), rustix::fs::open(path.as_str(), flags, Mode::empty())?))
         };
-        paths.iter().map(open).collect::<io::Result<_>>().map(Roots)
+        Ok(Roots { roots: paths.iter().map(open).collect::<io::Result<_>>()?, rights })
     }
 
     pub(crate) fn paths(&self) -> impl Iterator<Item = &str> {
-        self.0.iter().map(|(path, _)| path.as_str())
+        self.roots.iter().map(|(path, _)| path.as_str())
+    }
+
+    /// Gives what was made to whom it was made for.
+    fn hand_over(&self, made: impl AsFd) -> io::Result<()> {
+        if let FileRights::Root { owner } = self.rights {
+            fchown(made, Some(Uid::from_raw(owner)), Some(Gid::from_raw(owner)))?;
+        }
+        Ok(())
+    }
+
+    fn hand_over_directory(&self, parent: &OwnedFd, name: &str) -> io::Result<()> {
+        if self.rights == FileRights::Payload {
+            return Ok(());
+        }
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        self.hand_over(open_beneath(parent, name, flags, Mode::empty())?)
     }
 
     /// The root above `path` and the rest of it, `.` for the root itself.
     fn find<'a>(&self, path: &'a str) -> io::Result<(&OwnedFd, &'a str)> {
-        for (root, fd) in &self.0 {
+        for (root, fd) in &self.roots {
             match path.strip_prefix(root.as_str()) {
                 Some("" | "/") => return Ok((fd, ".")),
                 Some(rest) if rest.starts_with('/') => return Ok((fd, &rest[1..])),
@@ -65,7 +85,10 @@ impl Put {
                 let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
                 let parent = open_beneath(root, parent, flags, Mode::empty())?;
                 match mkdirat(&parent, name, Mode::from_raw_mode(mode & 0o777 | 0o700)) {
-                    Ok(()) => Ok(None),
+                    Ok(()) => {
+                        roots.hand_over_directory(&parent, name)?;
+                        Ok(None)
+                    }
                     Err(Errno::EXIST)
                         if FileType::from_raw_mode(
                             statat(&parent, name, AtFlags::SYMLINK_NOFOLLOW)?.st_mode,
@@ -85,6 +108,7 @@ impl Put {
                 }
                 // No set-id bits, whatever the sender says.
                 fchmod(&file, Mode::from_raw_mode(mode & 0o777))?;
+                roots.hand_over(&file)?;
                 Ok(Some(Put { id, file, left: size, window: ReceiveWindow::default() }))
             }
         }

@@ -37,11 +37,14 @@ use casemate_wire::frame::{Body, MAX_PAYLOAD};
 use casemate_wire::guest::{Config, ToGuest, ToHost};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fd::{AsFd, OwnedFd};
+use rustix::fs::{Mode, OFlags};
+use rustix::mount::{MountFlags, UnmountFlags};
 
 use crate::channel::Channel;
 use crate::confine::Confinement;
 use crate::files::{Get, Put, Roots};
 use crate::process::{Process, Wake};
+use crate::sys::FileRights;
 
 /// The descriptor that leads to the engine.
 const CHANNEL: i32 = 3;
@@ -113,12 +116,30 @@ pub fn run_as_given() -> ! {
     if !sys::is_open(CHANNEL) {
         serve(sys::standard_streams().and_then(|(input, output)| Channel::of(input, output)), None, 0)
     }
+    if sys::may_mount() && hide().is_err() {
+        sys::exit_now(1)
+    }
     let gate = match GATE.map(sys::inherited) {
         [Ok(held), Ok(release)] => Some(Gate { held, words: Vec::new(), release }),
         _ => None,
     };
     let attached = (FIRST_ATTACHED..).take_while(|&number| sys::is_open(number)).count();
     run(gate, attached)
+}
+
+/// The kernel that this guest is the first process of (gVisor's) shows more of it than it should, and has terminals that nobody
+/// asked for. Whoever started it lets it do something about that, once.
+fn hide() -> io::Result<()> {
+    let attributes = MountFlags::RDONLY | MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
+    rustix::mount::mount("none", "/proc/1", "tmpfs", attributes, c"mode=0,size=4096")?;
+    rustix::mount::unmount("/dev/pts", UnmountFlags::DETACH)?;
+    remove_extra_devices()?;
+    // What it was started with belongs to the host.
+    let null = rustix::fs::open("/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?;
+    for number in 0..3 {
+        sys::move_fd(null.as_fd(), number)?;
+    }
+    sys::give_up_mounting()
 }
 
 fn serve(channel: io::Result<Channel>, gate: Option<Gate>, attached: usize) -> ! {
@@ -315,14 +336,15 @@ impl Guest {
         if self.setup.is_some() || config.version != PROTOCOL_VERSION {
             return Err(io::Error::other("configured twice, or for another version"));
         }
+        let mut rights = FileRights::Payload;
         if let Some(id) = config.payload_id {
-            sys::access_files_as(id)?;
+            rights = sys::access_files_as(id)?;
             // For a moment, nothing would have told us of the launcher's death.
             if self.gate.as_ref().is_some_and(|gate| sys::is_abandoned(gate.release.as_fd())) {
                 return Err(io::Error::other("whoever built this cell is gone"));
             }
         }
-        self.setup = Some((Confinement::new(config), Roots::open(&config.file_roots)?));
+        self.setup = Some((Confinement::new(config), Roots::open(&config.file_roots, rights)?));
         Ok(())
     }
 
@@ -381,6 +403,19 @@ impl Guest {
         let errno = error.raw_os_error().unwrap_or(libc::EIO);
         self.channel.tell(&ToHost::TransferFailed { id, step: step.into(), errno });
     }
+}
+
+/// Devices that gVisor's kernel has besides those of a cell. It makes them up itself, but nobody was granted any.
+const EXTRA_DEVICES: [&str; 2] = ["/dev/fuse", "/dev/net/tun"];
+
+fn remove_extra_devices() -> io::Result<()> {
+    for device in EXTRA_DEVICES {
+        match rustix::fs::unlink(device) {
+            Ok(()) | Err(rustix::io::Errno::NOENT | rustix::io::Errno::NOTDIR) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(())
 }
 
 enum Content {

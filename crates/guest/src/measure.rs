@@ -1,6 +1,6 @@
 //! What a guest can say about its cell where nobody can look into it from outside.
 
-use alloc::collections::BTreeMap;
+use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::format;
 
 use casemate_bare::files::list_path;
@@ -17,9 +17,10 @@ const PAGE: u64 = 4096;
 pub(crate) fn inside<'a>(roots: impl Iterator<Item = &'a str>) -> Inside {
     let mut seen = Inside::default();
     let own = rustix::process::getpid().as_raw_nonzero().get();
-    let processes =
-        list_path("/proc").unwrap_or_default().into_iter().filter_map(|(name, _)| name.parse().ok());
-    for pid in processes.filter(|pid: &i32| *pid != own) {
+    // A directory that changes while it is read may show a name twice.
+    let names = list_path("/proc").unwrap_or_default();
+    let processes: BTreeSet<i32> = names.iter().filter_map(|(name, _)| name.parse().ok()).collect();
+    for pid in processes.into_iter().filter(|pid| *pid != own) {
         // One that has ended meanwhile has no threads.
         seen.threads += count(&format!("/proc/{pid}/task")).unwrap_or(0);
         seen.open_files = seen.open_files.max(count(&format!("/proc/{pid}/fd")));

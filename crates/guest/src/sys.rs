@@ -69,26 +69,35 @@ pub(crate) fn is_init() -> bool {
     rustix::process::getpid() == rustix::process::Pid::INIT
 }
 
-/// File operations are checked as the payload's from here on; capabilities for other things stay, or come back in
-/// [`become_payload`].
-pub(crate) fn access_files_as(id: u32) -> io::Result<()> {
+/// File operations are checked as the payload's from here on; capabilities for other things stay.
+pub(crate) fn access_files_as(id: u32) -> io::Result<FileRights> {
     let mut dies_with: libc::c_int = 0;
     let ask = libc::PR_GET_PDEATHSIG as usize;
     // SAFETY: the first call stores one int; the others take integers, and report the previous id, not success.
-    unsafe {
+    let taken = unsafe {
         call(libc::SYS_prctl, [ask, &raw mut dies_with as usize, 0, 0, 0])?;
         let _ = call(libc::SYS_setfsgid, [id as usize]);
         let _ = call(libc::SYS_setfsuid, [id as usize]);
         // An id that does not exist changes nothing, and is answered with the one in force.
-        if call(libc::SYS_setfsuid, [usize::MAX]) != Ok(id as usize) {
-            // gVisor has no such ids. The others are as good, but have to be given back before they can be given up.
-            call(libc::SYS_setresgid, [usize::MAX, id as usize, usize::MAX])?;
-            call(libc::SYS_setresuid, [usize::MAX, id as usize, usize::MAX])?;
-        }
+        call(libc::SYS_setfsuid, [usize::MAX]) == Ok(id as usize)
+    };
+    if !taken {
+        return Ok(FileRights::Root { owner: id });
     }
     // A change of ids makes the kernel forget whom we die with, and decide anew who may look into this process.
     prctl(libc::PR_SET_PDEATHSIG, dies_with as usize)?;
-    prctl(libc::PR_SET_DUMPABLE, 0).map(drop)
+    prctl(libc::PR_SET_DUMPABLE, 0)?;
+    Ok(FileRights::Payload)
+}
+
+/// Whose rights the guest has over files.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum FileRights {
+    /// Those of the payload, or the only ones there are.
+    Payload,
+    /// Those of root of the cell, in a kernel that knows no ids for files alone (gVisor). What is made is given to its owner. To take
+    /// the payload's ids as a whole would open this process to the payload.
+    Root { owner: u32 },
 }
 
 /// Whether whoever holds the other end of a pipe is gone.
@@ -99,13 +108,27 @@ pub(crate) fn is_abandoned(pipe: BorrowedFd<'_>) -> bool {
     polled[0].revents().contains(PollFlags::HUP)
 }
 
+/// From `linux/capability.h`, which `libc` does not carry.
+const SYS_ADMIN: usize = 21;
+
+/// Whether this process may change what is mounted where.
+pub(crate) fn may_mount() -> bool {
+    rustix::thread::capabilities(None)
+        .is_ok_and(|sets| sets.effective.contains(rustix::thread::CapabilitySet::SYS_ADMIN))
+}
+
+/// Neither this process nor anything that it starts may do so any more.
+pub(crate) fn give_up_mounting() -> io::Result<()> {
+    prctl(libc::PR_CAPBSET_DROP, SYS_ADMIN)?;
+    let mut sets = rustix::thread::capabilities(None)?;
+    for set in [&mut sets.effective, &mut sets.permitted, &mut sets.inheritable] {
+        set.remove(rustix::thread::CapabilitySet::SYS_ADMIN);
+    }
+    Ok(rustix::thread::set_capabilities(None, sets)?)
+}
+
 /// Drops the bounding set, all groups and ids to `id`; a change away from root clears every capability.
 pub(crate) fn become_payload(id: u32) -> io::Result<()> {
-    if !rustix::process::geteuid().is_root() {
-        // See `access_files_as`.
-        // SAFETY: plain integers; the raw calls act on this single-threaded process only.
-        unsafe { call(libc::SYS_setresuid, [usize::MAX, 0, usize::MAX]) }?;
-    }
     for capability in 0..64 {
         // Most are gone already. To ask costs little; to drop makes new credentials each time.
         match prctl(libc::PR_CAPBSET_READ, capability) {

@@ -334,6 +334,9 @@ impl Cells {
             None if self.root => return bad("as root, a cell needs its own ids"),
             _ => {}
         }
+        if spec.id_block.is_none() && spec.wall.kernel() != Kernel::Host {
+            return bad("in gVisor, guest and payload need an id each");
+        }
         // Zero would mean no limit at all.
         if let Wall::Container { disk_bytes: 0, .. } | Wall::Container { inodes: 0, .. } = spec.wall {
             return bad("a cell without room");

@@ -37,6 +37,8 @@ pub(crate) struct Site<'a> {
 /// The first byte of each part of a report.
 pub(crate) const TIMINGS: u8 = 0;
 pub(crate) const FAILURE: u8 = 1;
+/// Whoever started the cell's own kernel has gone. Before that, nobody looks at what is in the cell.
+pub(crate) const STARTED: u8 = 2;
 
 /// Builds the cell around the calling process and becomes its guest. Never returns.
 pub(crate) fn build(ops: &[Op], mut site: Site<'_>) -> ! {
@@ -50,7 +52,10 @@ pub(crate) fn build(ops: &[Op], mut site: Site<'_>) -> ! {
             }
             // It says all that there is to say before the first payload does.
             Op::BecomeKeeper(sentry) => {
-                match io::write_all(&site.report, &timings).and_then(|()| keeper::start(sentry, &site)) {
+                let started = io::write_all(&site.report, &timings)
+                    .and_then(|()| keeper::start(sentry, &site))
+                    .and_then(|running| io::write_all(&site.report, &[STARTED]).map(|()| running));
+                match started {
                     Ok(running) => keeper::reap_for_ever(running, site),
                     Err(error) => Err(error),
                 }
@@ -117,10 +122,9 @@ fn perform(op: Op, site: &mut Site<'_>) -> io::Result<()> {
             sys::keep_capabilities(set, set)
         }
         Op::KeepCapabilities(Capabilities::OfRunsc) => {
+            // Executed by root of the namespace, it has all that is left in the bounding set.
             let set = bits(&caps::OF_RUNSC);
-            sys::keep_capabilities(set, set)?;
-            // Where it is not root, it would lose them when it is executed.
-            sys::pass_on_capabilities(set)
+            sys::keep_capabilities(set, set)
         }
         Op::KeepCapabilities(Capabilities::None) => sys::keep_capabilities(0, 0),
         Op::KeepCapabilities(Capabilities::UntilIdsChange) => {

@@ -163,10 +163,9 @@ pub(crate) fn operations(spec: &CellSpec, masks: &[Mask]) -> Vec<Op> {
     match spec.wall {
         Wall::Container { kernel, .. } => {
             let (ids, capabilities) = match (spec.id_block, kernel) {
+                (_, Kernel::Gvisor(_)) => (Ids::NamespaceRoot, Capabilities::OfRunsc),
                 (Some(_), Kernel::Host) => (Ids::NamespaceRoot, Capabilities::OfGuest),
                 (None, Kernel::Host) => (Ids::Mapped, Capabilities::None),
-                (Some(_), Kernel::Gvisor(_)) => (Ids::NamespaceRoot, Capabilities::OfRunsc),
-                (None, Kernel::Gvisor(_)) => (Ids::Mapped, Capabilities::OfRunsc),
             };
             ops.extend([Op::NewCgroupNamespace, Op::PrivateMounts, Op::AttachScratch]);
             ops.extend(ScratchDir::ALL.map(Op::BindScratch));

@@ -18,15 +18,12 @@ pub(crate) enum Report {
     Silence,
 }
 
-/// How long a report is if the payload comes to wait: what it says of itself, and the timings of every operation but the last,
-/// which does not return.
-fn full_length(ops: &[Op]) -> usize {
-    [BORN, interpret::TIMINGS, HELD].len() + 4 * (ops.len() - 1)
-}
-
 /// Whether all is said, though somebody may still hold the pipe open. A failure ends with it.
 pub(crate) fn is_complete(report: &[u8], ops: &[Op]) -> bool {
-    matches!(report.first(), Some(&(BORN | interpret::TIMINGS))) && report.len() >= full_length(ops)
+    let (alone, with_kernel) = ([BORN, HELD].len(), [interpret::STARTED, BORN, HELD].len());
+    let words = if matches!(ops.last(), Some(Op::BecomeKeeper(_))) { with_kernel } else { alone };
+    // Besides, the timings of every operation but the last, which does not return.
+    matches!(report.first(), Some(&(BORN | interpret::TIMINGS))) && report.len() > words + 4 * (ops.len() - 1)
 }
 
 pub(crate) fn parse(report: &[u8], ops: &[Op]) -> Report {
@@ -41,11 +38,18 @@ pub(crate) fn parse(report: &[u8], ops: &[Op]) -> Report {
         Some((&interpret::TIMINGS, rest)) => {
             let (timings, rest) = rest.split_at(rest.len().min(4 * (ops.len() - 1)));
             let micros = timings.chunks_exact(4).map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]]) / 1000);
-            match rest {
-                // Where another kernel is started in between, the payload is born after the rest was said.
-                [HELD] | [BORN, HELD] => Report::Held(ops.iter().map(|op| op.name()).zip(micros).collect()),
-                [interpret::FAILURE, rest @ ..] => failure(rest),
-                _ => Report::Silence,
+            let held = match rest {
+                [HELD] => true,
+                // Where another kernel is started, its guest does not wait for whoever started it.
+                [interpret::STARTED, BORN, HELD]
+                | [BORN, interpret::STARTED, HELD]
+                | [BORN, HELD, interpret::STARTED] => matches!(ops.last(), Some(Op::BecomeKeeper(_))),
+                [interpret::FAILURE, rest @ ..] => return failure(rest),
+                _ => false,
+            };
+            match held {
+                true => Report::Held(ops.iter().map(|op| op.name()).zip(micros).collect()),
+                false => Report::Silence,
             }
         }
         Some((&interpret::FAILURE, rest)) => failure(rest),
@@ -58,7 +62,10 @@ mod tests {
     use alloc::borrow::ToOwned;
     use alloc::vec;
 
+    use casemate_wire::launch::{Attached, Platform};
+
     use super::*;
+    use crate::recipe::Sentry;
 
     const OPS: [Op; 3] = [Op::EnterCgroups, Op::AwaitLauncher, Op::BecomeGuest];
 
@@ -83,12 +90,27 @@ mod tests {
     }
 
     #[test]
-    fn a_payload_may_be_born_late() {
-        let report = [&timings()[1..], &[BORN, HELD]].concat();
-        assert!(is_complete(&report, &OPS) && matches!(parse(&report, &OPS), Report::Held(_)));
+    fn a_kernel_of_its_own_must_be_left_by_who_started_it() {
+        let sentry = Sentry { platform: Platform::Systrap, attached: Attached::Nothing };
+        let ops = [Op::EnterCgroups, Op::AwaitLauncher, Op::BecomeKeeper(sentry)];
+        let with = |words: &[u8]| [&timings()[1..], words].concat();
+        for words in [
+            [interpret::STARTED, BORN, HELD],
+            [BORN, interpret::STARTED, HELD],
+            [BORN, HELD, interpret::STARTED],
+        ] {
+            let report = with(&words);
+            assert!(
+                is_complete(&report, &ops) && matches!(parse(&report, &ops), Report::Held(_)),
+                "{words:?}"
+            );
+            assert!(matches!(parse(&report, &OPS), Report::Silence), "there is no such kernel");
+        }
+        let early = with(&[BORN, HELD]);
+        assert!(!is_complete(&early, &ops) && matches!(parse(&early, &ops), Report::Silence));
         let failed = [&timings()[1..], &[interpret::FAILURE, 2], b"no such platform"].concat();
-        let Report::Failed(failure) = parse(&failed, &OPS) else { panic!("it failed") };
-        assert_eq!((failure.step.as_str(), failure.message.as_str()), ("become guest", "no such platform"));
+        let Report::Failed(failure) = parse(&failed, &ops) else { panic!("it failed") };
+        assert_eq!((failure.step.as_str(), failure.message.as_str()), ("start gvisor", "no such platform"));
     }
 
     #[test]

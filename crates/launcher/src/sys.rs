@@ -245,23 +245,8 @@ pub(crate) fn clear_ambient_capabilities() -> io::Result<()> {
     prctl(libc::PR_CAP_AMBIENT, libc::PR_CAP_AMBIENT_CLEAR_ALL as usize).map(drop)
 }
 
-/// What this process executes has these capabilities, too, whoever it is.
-pub(crate) fn pass_on_capabilities(set: u64) -> io::Result<()> {
-    write_capabilities(set, set)?;
-    for capability in (0..64).filter(|capability| set & (1 << capability) != 0) {
-        let raise = libc::PR_CAP_AMBIENT_RAISE as usize;
-        // SAFETY: takes integers.
-        unsafe { call(libc::SYS_prctl, [libc::PR_CAP_AMBIENT as usize, raise, capability, 0, 0]) }?;
-    }
-    Ok(())
-}
-
 /// Permitted and effective become `set`, inheritable becomes empty.
 fn set_capabilities(set: u64) -> io::Result<()> {
-    write_capabilities(set, 0)
-}
-
-fn write_capabilities(set: u64, inheritable: u64) -> io::Result<()> {
     #[repr(C)]
     struct Header {
         version: u32,
@@ -275,11 +260,8 @@ fn write_capabilities(set: u64, inheritable: u64) -> io::Result<()> {
     }
     const VERSION_3: u32 = 0x2008_0522;
     let header = Header { version: VERSION_3, pid: 0 };
-    let half = |shift: u32| {
-        let [set, inheritable] = [set, inheritable].map(|bits| (bits >> shift) as u32);
-        Data { effective: set, permitted: set, inheritable }
-    };
-    let data = [half(0), half(32)];
+    let half = |bits: u64| Data { effective: bits as u32, permitted: bits as u32, inheritable: 0 };
+    let data = [half(set), half(set >> 32)];
     // SAFETY: header and data have the layout of version 3 of capset(2) and outlive the call.
     unsafe { call(libc::SYS_capset, [&raw const header as usize, data.as_ptr() as usize]) }?;
     Ok(())

@@ -160,7 +160,8 @@ static void reach(const char *ip, int port, const char *marker) {
         int fd;
         enum connected how = dial(ip, port, fast_open, &fd);
         if (how == FAILED) {
-            judge(what, -1, ERRNOS(ECONNREFUSED, ECONNRESET, ENETUNREACH, EHOSTUNREACH, ENETDOWN, EPERM, EACCES, EAFNOSUPPORT, EADDRNOTAVAIL, ENOSYS), NONE);
+            /* EPIPE: a kernel that takes the flag for nothing has a socket that is not connected (gVisor). */
+            judge(what, -1, ERRNOS(ECONNREFUSED, ECONNRESET, ENETUNREACH, EHOSTUNREACH, ENETDOWN, EPERM, EACCES, EAFNOSUPPORT, EADDRNOTAVAIL, ENOSYS, EPIPE), NONE);
         } else if (how == PENDING) {
             unsure("%s: no answer", what);
         } else if (!marker) {

@@ -19,6 +19,7 @@ mod bait;
 mod cell;
 pub mod docker;
 pub mod dockerd;
+mod gvisor;
 mod remains;
 mod rig;
 pub mod runtimes;
@@ -43,8 +44,39 @@ pub static HOSTILE_WORKER: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/hos
 /// `bait.c`, a static program.
 pub static BAIT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/bait"));
 
-/// The stacks under test.
+/// The stacks under test, as far as this user can have them.
 pub fn stacks() -> Vec<Stack> {
-    let names = ["container", "process", "container+wasm", "process+wasm"];
-    names.iter().map(|name| name.parse().expect("a stack")).collect()
+    let names = ["container", "process", "gvisor", "container+wasm", "process+wasm", "gvisor+wasm"];
+    let stacks = names.iter().map(|name| name.parse().expect("a stack"));
+    stacks.filter(|stack| is_root() || !needs_root(stack)).collect()
+}
+
+/// A stack, and what it is made with where there is a choice.
+#[derive(Debug, Clone)]
+pub struct Venue {
+    pub stack: Stack,
+    pub docker: DockerRuntime,
+}
+
+impl std::fmt::Display for Venue {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match (self.stack.outermost(), self.docker) {
+            (Wall::Docker, DockerRuntime::Runsc) => write!(f, "{} (runsc)", self.stack),
+            _ => self.stack.fmt(f),
+        }
+    }
+}
+
+/// Everything that an attack is tried on: the stacks, and the Docker Engine with each of its runtimes, as far as this user can have
+/// them.
+pub fn venues() -> Vec<Venue> {
+    let runtimes = if is_root() { &DockerRuntime::ALL[..] } else { &[] };
+    let docker = runtimes.iter().map(|docker| Venue { stack: Stack::of(Wall::Docker), docker: *docker });
+    let others = stacks().into_iter().map(|stack| Venue { stack, docker: DockerRuntime::default() });
+    others.chain(docker).collect()
+}
+
+/// Whether only root can have this stack; to others it is refused, as the conformance suite shows.
+pub fn needs_root(stack: &Stack) -> bool {
+    stack.outermost() == Wall::Gvisor
 }

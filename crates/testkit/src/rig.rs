@@ -13,7 +13,7 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 use crate::remains::Traces;
-use crate::{runtimes, stacks};
+use crate::{gvisor, runtimes, stacks};
 
 /// A layer of isolation that the weakened agents can leave out, as they spell it.
 pub type Layer = &'static str;
@@ -83,6 +83,9 @@ impl Rig {
     async fn having(agents: Agents, docker: DockerRuntime, docker_host: Option<&str>) -> Rig {
         let home = TempDir::with_prefix("casemate-suite-home-").expect("a temporary home");
         runtimes::give_to(home.path());
+        if is_root() {
+            gvisor::give_to(home.path());
+        }
         let policy = format!("{POLICY}\n[docker]\nruntime = \"{docker}\"");
         let policy = Policy::parse(&policy).expect("the suite's policy");
         let mut config = Config { agents, ..Config::new(home.path(), policy) };

@@ -3,6 +3,8 @@
 //! Who compiles hostile bytes may be taken over by them, or be kept busy for ever. So this runs as the payload of a cell with
 //! nothing in it, under limits, once per module; and what it makes is only ever run in a cell of the same tenant.
 
+#[path = "../../wasm/src/origin.rs"]
+mod origin;
 #[path = "../../wasm/src/settings.rs"]
 mod settings;
 

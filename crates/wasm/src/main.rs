@@ -9,6 +9,7 @@ mod determinism;
 mod http;
 mod line;
 mod modules;
+mod origin;
 mod settings;
 mod streams;
 mod ticker;

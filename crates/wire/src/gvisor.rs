@@ -13,8 +13,8 @@ pub const SPECIFICATION_FILE: &str = "/run/config.json";
 
 /// The OCI runtime specification of every cell. The root is the cell's own root as the launcher built it, read-only; the three
 /// writable places are binds of its scratch file system; no network, no host devices, no sysfs. `/dev` is gVisor's own and root's;
-/// read-only, nobody could write to a device in it. The guest is root of this kernel with what it needs to become the payload,
-/// and nothing else.
+/// read-only, nobody could write to a device in it. The guest is root of this kernel with what it needs to become the payload and
+/// to hand files over to it, and nothing else once it has begun: what it needs to hide itself it gives up then.
 pub const SPECIFICATION: &str = r#"{
   "ociVersion": "1.0.2",
   "hostname": "cell",
@@ -27,9 +27,9 @@ pub const SPECIFICATION: &str = r#"{
     "cwd": "/",
     "noNewPrivileges": true,
     "capabilities": {
-      "bounding": ["CAP_KILL", "CAP_SETGID", "CAP_SETPCAP", "CAP_SETUID"],
-      "effective": ["CAP_KILL", "CAP_SETGID", "CAP_SETPCAP", "CAP_SETUID"],
-      "permitted": ["CAP_KILL", "CAP_SETGID", "CAP_SETPCAP", "CAP_SETUID"]
+      "bounding": ["CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_KILL", "CAP_SETGID", "CAP_SETPCAP", "CAP_SETUID", "CAP_SYS_ADMIN"],
+      "effective": ["CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_KILL", "CAP_SETGID", "CAP_SETPCAP", "CAP_SETUID", "CAP_SYS_ADMIN"],
+      "permitted": ["CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_KILL", "CAP_SETGID", "CAP_SETPCAP", "CAP_SETUID", "CAP_SYS_ADMIN"]
     }
   },
   "mounts": [

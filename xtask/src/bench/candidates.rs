@@ -67,6 +67,21 @@ pub(super) fn all(stage: &Stage, casemate: &Path) -> Vec<Candidate> {
     list.0
 }
 
+/// The same program from the same files, in a container of the Docker Engine at `host`: as its own command starts one, and as we do.
+pub(super) fn docker(stage: &Stage, casemate: &Path, host: &str, image: &str) -> Vec<Candidate> {
+    let mut list = List::default();
+    list.bare("static true, Docker", Command::new(stage.program()));
+    let mut plain = Command::new("docker");
+    plain.args(["run", "--rm", "--network", "none", image, "/bin/true"]).env(crate::docker::VARIABLE, host);
+    let plain = list.add("docker run --rm --network none", plain);
+    let mut run = Command::new(casemate);
+    run.args(["run", "--on", "docker", "--image"]).arg(stage.image()).args(["--", "/bin/true"]);
+    run.env("CASEMATE_HOME", stage.home("docker")).env(crate::docker::VARIABLE, host);
+    list.add("casemate run --on docker --image DIR", run);
+    list.last().target(1.15, plain);
+    list.0
+}
+
 /// Runs it once, with nothing to read and nobody to read it.
 pub(super) fn time(command: &mut Command) -> Result<Duration> {
     command.stdin(Stdio::null()).stdout(Stdio::null());

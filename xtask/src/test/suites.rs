@@ -6,14 +6,16 @@ use std::process::Command;
 use super::TESTKIT;
 use super::place::Place;
 use crate::artifacts::{self, Artifact};
-use crate::runtimes;
 use crate::shell::Result;
+use crate::{gvisor, runtimes};
 
 pub(super) struct Built {
     /// The binary under test.
     pub(super) casemate: PathBuf,
     /// Python and JavaScript for WASM.
     pub(super) runtimes: PathBuf,
+    /// A home with runsc in it.
+    gvisor: PathBuf,
     pub(super) suites: Vec<Suite>,
 }
 
@@ -34,8 +36,15 @@ pub(super) fn build() -> Result<Built> {
     let mut suites = tests.map(Suite::new).collect::<Result<Vec<_>>>()?;
     // The long ones last.
     suites.sort_by_key(|suite| (suite.package == TESTKIT, suite.package.clone(), suite.name.clone()));
-    let runtimes = runtimes::ensure(&casemate)?;
-    Ok(Built { casemate, runtimes, suites })
+    let (runtimes, gvisor) = (runtimes::ensure(&casemate)?, gvisor::ensure(&casemate)?);
+    Ok(Built { casemate, runtimes, gvisor, suites })
+}
+
+impl Built {
+    /// For the Docker Engine, too.
+    pub(super) fn runsc(&self) -> PathBuf {
+        self.gvisor.join("gvisor/runsc")
+    }
 }
 
 impl Suite {
@@ -57,6 +66,7 @@ impl Suite {
             .env("CARGO_MANIFEST_DIR", &self.dir)
             .env("CASEMATE_BIN", &built.casemate)
             .env(runtimes::VARIABLE, &built.runtimes)
+            .env(gvisor::VARIABLE, &built.gvisor)
             // A test run leaves the sources alone.
             .env("INSTA_UPDATE", "no");
         place.root.enter(&mut command);

@@ -96,14 +96,13 @@ impl Container {
             None if cgroups.pids => None,
             // Without a cgroup, the kernel counts processes per user namespace; the guest is one of them.
             None => Some(bound(LimitKind::Pids) + 1),
-            // gVisor counts those of a user, and the guest is another one.
-            Some(_) => Some(bound(LimitKind::Pids)),
+            // gVisor counts what a user has started: not the guest, which is another one, and not what the guest starts for it.
+            Some(_) => Some(bound(LimitKind::Pids).saturating_sub(1)),
         };
         // No file can hold more than the disk does, and a hole must not pretend to. The slack lets a full disk
         // answer ENOSPC before this limit sends its signal.
         let file_size = bound(LimitKind::Disk) + FILE_SIZE_SLACK;
-        // In gVisor's own kernel there are always more ids than one.
-        let payload_id = (block.is_some() || sentry.is_some()).then_some(PAYLOAD_ID);
+        let payload_id = block.is_some().then_some(PAYLOAD_ID);
         let kept = Kept { block, scratch: None };
         let of_kernel = sentry.into_iter().flat_map(|sentry| [sentry.runsc, sentry.guest]);
         let descriptors: Vec<_> = image.into_iter().chain(of_kernel).collect();

@@ -62,6 +62,23 @@ impl Gvisor {
         }
     }
 
+    /// For people.
+    pub(crate) fn describe(&self) -> String {
+        let Some(runsc) = &self.runsc else {
+            return "not installed; `casemate setup gvisor` gets it".into();
+        };
+        let place = runsc.path().display();
+        match self.works.get().map(|known| (known, &known.finding)) {
+            Some((known, Finding::Works(platform))) => {
+                format!("runsc {}, {}, {place}", known.version, platform.as_str())
+            }
+            Some((known, Finding::Fails(_))) => {
+                format!("runsc {}, which does not work here, {place}", known.version)
+            }
+            None => format!("{place}, not tried yet"),
+        }
+    }
+
     /// Starts a real sandbox, unless that was done since this machine was started; what comes of it is kept.
     pub(crate) async fn probe(&self) -> Result<&Known, Refusal> {
         let Some(runsc) = &self.runsc else {

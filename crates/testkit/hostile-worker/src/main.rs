@@ -1,6 +1,9 @@
 //! A WASM worker that was taken over: it says hello like the real one, claims to have loaded whatever it is given (but for
 //! deterministic code, about which it is silent), and does with each call what the call's first argument says.
 
+#[path = "../../../wasm/src/origin.rs"]
+mod origin;
+
 use std::io::{self, Read, Write};
 use std::os::fd::AsRawFd;
 use std::process::{Command, Stdio};

@@ -82,7 +82,12 @@ fn counted(
         }
         let finding = judge(&ran)?;
         if finding == Finding::Held {
-            hit(&ran, kind, kind.parse(limit).map_err(|error| error.to_string())?, slack)?;
+            let limit = kind.parse(limit).map_err(|error| error.to_string())?;
+            let part = match kind {
+                LimitKind::Disk | LimitKind::Inodes => scene.rig.share(&scene.stack, "/work", limit),
+                _ => limit,
+            };
+            hit(&ran, kind, limit, slack + limit - part)?;
         }
         Ok(finding)
     })
@@ -194,7 +199,9 @@ fn daemon(scene: Scene) -> Judged {
         let run = watched(&scene, |cell| cell.probe(["daemon"]).shell(script));
         let (ran, seen) = tokio::join!(run, look);
         let ran = ran?;
-        match (ran.code(), seen) {
+        // What runs in gVisor is no process of this kernel: there, the look at the house has to do.
+        let gvisor = scene.rig.is_in_gvisor(&scene.stack);
+        match (ran.code(), seen || gvisor) {
             (Some(0), true) if ran.took < Duration::from_secs(3) => Ok(Finding::Held),
             _ => Err(format!("daemon seen: {seen}, {}", ran.story())),
         }
@@ -303,7 +310,9 @@ fn traceme_allowed(scene: Scene) -> Judged {
         let exit = cell(&scene.rig, &scene.stack).probe(["ptrace-traceme-thread", "exit"]);
         let exited = exit.needs(needs).timeout("700ms").run().await;
         in_time(&exited, limit)?;
-        match exited.out().contains("PTRACE_TRACEME from a thread of the payload: done") {
+        // gVisor lets only the first thread of a process be traced like this.
+        let refused = scene.rig.is_in_gvisor(&scene.stack) && exited.code() == Some(10);
+        match exited.out().contains("PTRACE_TRACEME from a thread of the payload: done") || refused {
             true => Ok(Finding::Held),
             false => Err(exited.story()),
         }

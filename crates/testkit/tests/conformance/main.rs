@@ -11,7 +11,7 @@ mod walls;
 
 use std::io::Write;
 
-use casemate_testkit::{CellBuilder, DockerRuntime, Ran, Rig, Stack, Wall, cell, is_root};
+use casemate_testkit::{CellBuilder, DockerRuntime, Ran, Rig, Stack, Wall, cell, is_root, needs_root};
 
 /// Makes a test of each body for each stack. A body that is not listed is dead code, which the build denies.
 macro_rules! on_every_stack {
@@ -35,6 +35,14 @@ macro_rules! on_every_stack {
                 #[test]
                 fn process_wasm() {
                     crate::on("process+wasm", crate::$chapter::$test);
+                }
+                #[test]
+                fn gvisor() {
+                    crate::on("gvisor", crate::$chapter::$test);
+                }
+                #[test]
+                fn gvisor_wasm() {
+                    crate::on("gvisor+wasm", crate::$chapter::$test);
                 }
                 #[test]
                 fn docker() {
@@ -93,7 +101,8 @@ const NOT_ON_WASM: &[(&str, &str)] = &[
 #[test]
 fn what_cannot_apply_to_wasm_is_listed() {
     let mut out = std::io::stdout().lock();
-    writeln!(out, "not applicable on container+wasm and process+wasm:").expect("standard output");
+    writeln!(out, "not applicable on container+wasm, process+wasm and gvisor+wasm:")
+        .expect("standard output");
     for (name, why) in NOT_ON_WASM {
         writeln!(out, "  {name}: {why}").expect("standard output");
     }
@@ -121,7 +130,11 @@ fn on(stack: &str, test: impl AsyncFn(&Rig, &Stack)) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
     runtime.block_on(async {
         let rig = Rig::open().await;
-        test(&rig, &stack).await;
+        match needs_root(&stack) && !is_root() {
+            false => test(&rig, &stack).await,
+            // The whole stack is refused, whatever was asked of it.
+            true => refuses(cell(&rig, &stack), "without root").await,
+        }
         rig.close().await;
     });
 }

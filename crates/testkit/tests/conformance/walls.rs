@@ -169,12 +169,10 @@ pub(crate) async fn many_images_stay_apart(rig: &Rig, stack: &Stack) {
             let argv = ["tool".to_owned(), "read-host-file".into(), name, "suite".into()];
             cell(rig, stack).image(image.path()).command(argv).run()
         };
-        assert_eq!(look(format!("/number-{n}")).await.code(), Some(20), "image {n} has its own file");
-        assert_eq!(
-            look(format!("/number-{}", (n + 1) % 40)).await.code(),
-            Some(10),
-            "image {n} has no other's"
-        );
+        let own = look(format!("/number-{n}")).await;
+        assert_eq!(own.code(), Some(20), "image {n} has its own file: {}", own.story());
+        let other = look(format!("/number-{}", (n + 1) % 40)).await;
+        assert_eq!(other.code(), Some(10), "image {n} has no other's: {}", other.story());
     }
 }
 
@@ -208,21 +206,46 @@ pub(crate) async fn the_posture_is_recorded(rig: &Rig, stack: &Stack) {
         return confined(rig, stack, &observed["posture"]);
     }
     confined(rig, stack, &closing["observed"]);
-    assert!(closing["applied"]["landlock"].as_array().is_some_and(|rules| rules.len() > 3), "{closing}");
+    match rig.is_in_gvisor(stack) {
+        // Its kernel has none.
+        true => assert!(closing["applied"]["landlock"].is_null(), "{closing}"),
+        false => assert!(
+            closing["applied"]["landlock"].as_array().is_some_and(|rules| rules.len() > 3),
+            "{closing}"
+        ),
+    }
     assert_eq!(closing["applied"]["seccomp_sha256"].as_str().map(str::len), Some(64));
     assert_eq!(closing["program"]["sha256"].as_str().map(str::len), Some(64), "{closing}");
 }
 
 /// What a payload must look like from outside.
 fn confined(rig: &Rig, stack: &Stack, seen: &serde_json::Value) {
-    assert_ne!(seen["uid"].as_u64(), Some(0), "{seen}");
-    for set in ["effective", "permitted", "inheritable", "ambient"] {
-        assert_eq!(seen["capabilities"][set].as_u64(), Some(0), "{set} in {seen}");
+    let gvisor = rig.is_in_gvisor(stack);
+    let docker = stack.outermost() == Wall::Docker;
+    // The Docker Engine's gVisor is root, of a user namespace of its own.
+    assert!(seen["uid"].as_u64() != Some(0) || (gvisor && docker), "{seen}");
+    let runtime = &seen["runtime"];
+    if docker {
+        assert_eq!(runtime["seccomp_profile_sha256"].as_str().map(str::len), Some(64), "{runtime}");
+        assert!(runtime["engine"].as_str().is_some_and(|version| !version.is_empty()), "{runtime}");
+        assert_eq!(runtime["runtime"], if gvisor { "runsc" } else { "runc" });
+    } else if gvisor {
+        // What is seen is its kernel, which has capabilities in a user namespace of its own, and who made it.
+        for digest in ["sha256", "specification_sha256"] {
+            assert_eq!(runtime[digest].as_str().map(str::len), Some(64), "{runtime}");
+        }
+        assert!(runtime["runsc"].as_str().is_some_and(|version| !version.is_empty()), "{runtime}");
+        assert!(matches!(runtime["platform"].as_str(), Some("systrap" | "ptrace")), "{runtime}");
+    }
+    if !gvisor {
+        for set in ["effective", "permitted", "inheritable", "ambient"] {
+            assert_eq!(seen["capabilities"][set].as_u64(), Some(0), "{set} in {seen}");
+        }
     }
     assert_eq!(seen["no_new_privs"], true);
     assert_eq!(seen["seccomp"]["mode"].as_u64(), Some(2));
-    // Without namespaces the payload's is another one than the guest's.
-    let filters = if stack.outermost() == Wall::Process { 2 } else { 1 };
+    // Without namespaces the payload's is another one than the guest's, and the Docker Engine's is one more.
+    let filters = if stack.outermost() == Wall::Process || (docker && !gvisor) { 2 } else { 1 };
     assert!(seen["seccomp"]["filters"].as_u64() >= Some(filters), "{seen}");
     let own: Vec<&str> = seen["namespaces"]["own"]
         .as_array()
@@ -230,15 +253,19 @@ fn confined(rig: &Rig, stack: &Stack, seen: &serde_json::Value) {
         .iter()
         .filter_map(|name| name.as_str())
         .collect();
-    match stack.outermost() {
-        Wall::Process => assert!(own.is_empty(), "{own:?}"),
-        _ => {
-            for name in ["user", "mnt", "pid", "net", "ipc", "uts", "cgroup"] {
-                assert!(own.contains(&name), "{name} is missing from {own:?}");
-            }
-        }
+    let expected: &[&str] = match (stack.outermost(), gvisor) {
+        (Wall::Process, _) => &[],
+        // Its users are the host's.
+        (Wall::Docker, false) => &["mnt", "pid", "net", "ipc", "uts", "cgroup"],
+        // What is in the namespaces that gVisor's kernel shares does not show inside.
+        (Wall::Docker, true) => &["user", "mnt", "net", "ipc", "uts"],
+        _ => &["user", "mnt", "pid", "net", "ipc", "uts", "cgroup"],
+    };
+    assert!(stack.outermost() != Wall::Process || own.is_empty(), "{own:?}");
+    for name in expected {
+        assert!(own.contains(name), "{name} is missing from {own:?}");
     }
-    if is_root() {
+    if is_root() && !gvisor {
         assert_eq!(seen["capabilities"]["bounding"].as_u64(), Some(0));
         assert!(seen["cgroup"].as_object().is_some_and(|files| !files.is_empty()), "{seen}");
     }

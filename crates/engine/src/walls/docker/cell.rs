@@ -18,7 +18,7 @@ use tokio::sync::{Notify, oneshot, watch};
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
-use super::engine::{Engine, is_gone, trouble, words};
+use super::engine::{Engine, is_gone, is_leaving, trouble, words};
 use super::groups::Groups;
 use super::layout::Layout;
 use super::look::{self, Seen, check_binds};
@@ -29,9 +29,11 @@ use crate::wall::{Begun, Control, Later, WallError};
 
 /// How long a killed container's stream may stay open.
 const END: Duration = Duration::from_secs(10);
-/// How often, and how far apart, the engine is asked again to remove a container.
-const ATTEMPTS: u32 = 5;
-const APART: Duration = Duration::from_millis(100);
+/// How often, and how far apart, the engine is asked whether a container is gone.
+const ATTEMPTS: u32 = 100;
+const APART: Duration = Duration::from_millis(20);
+/// How often it may say that it cannot remove one, or nothing at all.
+const FAILURES: u32 = 3;
 
 /// What a container is to be.
 pub(super) struct Blueprint {
@@ -178,6 +180,8 @@ impl DockerCell {
                 let code = state.exit_code.unwrap_or_default();
                 WallError::Failed(format!("the container ended by itself, with code {code}"))
             }
+            // Removed by the engine itself, since nobody was in it any more.
+            Err(error) if is_gone(&error) => WallError::Failed("the container ended by itself".into()),
             Err(error) => trouble("say what became of the container", error),
         }
     }
@@ -325,19 +329,23 @@ fn inspect(blueprint: &Blueprint, built: &Built) -> Result<Seen, String> {
     violation.map_or(Ok(seen), Err)
 }
 
-/// Whatever state it is in. That there is none is as good.
+/// Whatever state it is in. That there is none is as good; that it is being removed is not yet.
 pub(super) async fn remove(engine: &Engine, name: &str) -> Result<(), String> {
-    let mut last = String::new();
-    for attempt in 0..ATTEMPTS {
-        if attempt > 0 {
-            tokio::time::sleep(APART * attempt).await;
-        }
+    let (mut failures, mut last) = (0, String::new());
+    for _ in 0..ATTEMPTS {
         let options = RemoveContainerOptions { force: true, v: true, ..RemoveContainerOptions::default() };
         match engine.client.remove_container(name, Some(options)).await {
             Ok(()) => return Ok(()),
             Err(error) if is_gone(&error) => return Ok(()),
-            Err(error) => last = error.to_string(),
+            Err(error) => {
+                failures += u32::from(!is_leaving(&error));
+                last = error.to_string();
+            }
         }
+        if failures >= FAILURES {
+            break;
+        }
+        tokio::time::sleep(APART).await;
     }
     Err(last)
 }

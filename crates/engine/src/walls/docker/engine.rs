@@ -234,7 +234,12 @@ pub(super) fn trouble(step: &str, error: ClientError) -> WallError {
     }
 }
 
-/// Whether what was to be removed is gone, or about to be.
+/// Whether there is no such thing.
 pub(super) fn is_gone(error: &ClientError) -> bool {
-    matches!(error, ClientError::DockerResponseServerError { status_code: 404 | 409, .. })
+    matches!(error, ClientError::DockerResponseServerError { status_code: 404, .. })
+}
+
+/// Whether it is about to be gone.
+pub(super) fn is_leaving(error: &ClientError) -> bool {
+    matches!(error, ClientError::DockerResponseServerError { status_code: 409, .. })
 }

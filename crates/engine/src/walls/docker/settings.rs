@@ -30,6 +30,9 @@ const SENTRY_EACH: u64 = 3;
 /// Threads that a runtime needs until the guest runs. A payload that may have fewer gets its limit then.
 const TO_START: u64 = 32;
 
+/// What a guest needs in gVisor's kernel, as on the `gvisor` wall.
+const OF_GUEST: [&str; 7] = ["CHOWN", "DAC_OVERRIDE", "KILL", "SETGID", "SETPCAP", "SETUID", "SYS_ADMIN"];
+
 /// Parts of procfs that no namespace covers. Those that a kernel lacks are left out by the runtime.
 const MASKED: [&str; 13] = [
     "/proc/kcore",
@@ -125,11 +128,9 @@ pub(super) fn asked(plan: &Plan, context: &Context<'_>) -> Asked {
     let nano_cpus = bound(LimitKind::Cpus).map(|milli| number(milli.min(context.processors * 1000) * 1_000_000));
     let (user, capabilities) = match context.runtime {
         DockerRuntime::Runc => (format!("{PAYLOAD_ID}:{PAYLOAD_ID}"), None),
-        // Root of gVisor's kernel, not of the host's, with what it takes to become the payload: in there, a payload with
-        // the guest's uid could write into the guest's channel.
-        DockerRuntime::Runsc => {
-            ("0:0".to_owned(), Some(["KILL", "SETGID", "SETPCAP", "SETUID"].map(str::to_owned).to_vec()))
-        }
+        // Root of gVisor's kernel, not of the host's: in there, a payload with the guest's uid could write into the guest's channel.
+        // That it is gVisor's is looked at before anything runs.
+        DockerRuntime::Runsc => ("0:0".to_owned(), Some(OF_GUEST.map(str::to_owned).to_vec())),
     };
     let none = || Some(String::new());
     let host_config = HostConfig {
@@ -144,7 +145,8 @@ pub(super) fn asked(plan: &Plan, context: &Context<'_>) -> Asked {
         // Its default would copy every frame to the disk.
         log_config: Some(HostConfigLogConfig { typ: Some("none".into()), config: Some(HashMap::new()) }),
         network_mode: Some("none".into()),
-        auto_remove: Some(false),
+        // Should we be gone by the time that its guest ends.
+        auto_remove: Some(true),
         mounts: Some(context.layout.binds.iter().map(mount).collect()),
         cap_add: capabilities,
         cap_drop: Some(vec!["ALL".into()]),

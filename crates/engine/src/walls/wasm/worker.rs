@@ -12,6 +12,7 @@ use casemate_core::outcome::Refusal;
 use casemate_core::plan::Plan;
 use casemate_core::request::{Request, RequestDraft, Workload};
 use casemate_core::stack::Stack;
+use casemate_wire::guest::ToHost;
 use casemate_wire::worker::{Maker, Mode, ModuleId, ToWorker, World};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
@@ -19,6 +20,7 @@ use tokio::sync::OnceCell;
 use tokio::time::timeout;
 
 use super::line::{Gone, Line, Pace};
+use crate::guest::Event as Said;
 use crate::recorder::Store;
 use crate::run::{self, Trouble};
 use crate::sys;
@@ -26,6 +28,9 @@ use crate::wall::{Attachment, Begun, Cell, Wall, WallError};
 
 /// How long a worker may take from its start to its hello.
 const HELLO: Duration = Duration::from_secs(10);
+/// How long, and how much of it, a worker that did not start is listened to.
+const LAST_WORDS: Duration = Duration::from_secs(1);
+const MAX_WORDS: usize = 4096;
 /// What all calls of a tenant may have together, besides what each may have.
 const SHARED_MEMORY: u64 = 4 << 30;
 /// What a worker takes for itself.
@@ -112,9 +117,33 @@ pub(super) async fn launch(
     let line = Line::open(OwnedFd::from(ours)).map_err(io)?;
     match timeout(HELLO, line.ready()).await {
         Ok(Ok(())) => Ok((line, cell, begun)),
-        Ok(Err(why)) => Err(WallError::Failed(format!("the WASM worker did not start: {why}"))),
+        Ok(Err(why)) => {
+            let said = last_words(&mut cell).await;
+            Err(WallError::Failed(format!("the WASM worker did not start: {why}{said}")))
+        }
         Err(_) => Err(WallError::Failed(format!("the WASM worker was silent for {HELLO:?}"))),
     }
+}
+
+/// What a worker that has ended said, and how it ended, as far as its guest tells soon.
+async fn last_words(cell: &mut Cell) -> String {
+    let mut said = String::new();
+    let listen = async {
+        loop {
+            match cell.channel.next().await {
+                Ok(Said::Data { bytes, .. }) if said.len() < MAX_WORDS => {
+                    said.push_str(&String::from_utf8_lossy(&bytes));
+                }
+                Ok(Said::Message(ToHost::Exited { status, .. })) => {
+                    return said.push_str(&format!(" ({status:?})"));
+                }
+                Ok(Said::Closed) | Err(_) => return,
+                Ok(_) => {}
+            }
+        }
+    };
+    let _ = timeout(LAST_WORDS, listen).await;
+    if said.is_empty() { said } else { format!("; {}", said.trim()) }
 }
 
 /// For the worker that a tenant's calls share. What each of them may have, the worker sees to.

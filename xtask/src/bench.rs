@@ -6,10 +6,10 @@
 //! whoever comes next pays for it.
 
 mod candidates;
-mod docker;
 mod driver;
 mod memory;
 mod samples;
+mod sandboxes;
 mod stage;
 mod wasm;
 
@@ -70,7 +70,7 @@ pub(crate) fn run(rounds: usize) -> Result {
     throughput(&mut engine)?;
     engine.stop()?;
     wasm::run(rounds, bench, &casemate, &stage)?;
-    docker::run(rounds, &casemate, &stage)
+    sandboxes::run(rounds, &casemate, &stage)
 }
 
 /// Who comes when. The same in every run of the bench.

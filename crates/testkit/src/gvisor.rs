@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 const VARIABLE: &str = "CASEMATE_TEST_GVISOR";
 
 /// Puts a link into a home, and what is known about it: the same file on the same machine.
-pub(crate) fn give_to(home: &Path) {
+pub fn give_to(home: &Path) {
     let (place, ours) = (place(), home.join("gvisor"));
     fs::create_dir_all(&ours).expect("a directory of the home");
     symlink(place.join("runsc"), ours.join("runsc")).expect("a link to runsc");

@@ -19,7 +19,7 @@ mod bait;
 mod cell;
 pub mod docker;
 pub mod dockerd;
-mod gvisor;
+pub mod gvisor;
 mod remains;
 mod rig;
 pub mod runtimes;

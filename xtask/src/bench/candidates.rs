@@ -67,17 +67,35 @@ pub(super) fn all(stage: &Stage, casemate: &Path) -> Vec<Candidate> {
     list.0
 }
 
-/// The same program from the same files, in a container of the Docker Engine at `host`: as its own command starts one, and as we do.
-pub(super) fn docker(stage: &Stage, casemate: &Path, host: &str, image: &str) -> Vec<Candidate> {
+/// Walls around sandboxes of others. `home` has `runsc` in it; the Docker Engine at `host` has the stage's image, as `image`.
+pub(super) fn sandboxes(
+    stage: &Stage,
+    casemate: &Path,
+    home: &Path,
+    (host, image): (&str, &str),
+) -> Vec<Candidate> {
     let mut list = List::default();
-    list.bare("static true, Docker", Command::new(stage.program()));
+    list.bare("static true, in gVisor", Command::new(stage.program()));
+    let mut alone = Command::new(home.join("gvisor/runsc"));
+    alone
+        .arg(format!("--root={}", stage.home("runsc").display()))
+        .args(["--network=none", "--ignore-cgroups"]);
+    alone.args(["run", "--bundle"]).arg(stage.bundle()).arg(format!("bench-{}", std::process::id()));
+    let alone = list.add("runsc run", alone);
+    let mut run = Command::new(casemate);
+    run.args(["run", "--on", "gvisor", "--image"]).arg(stage.image()).args(["--", "/bin/true"]);
+    run.env("CASEMATE_HOME", home);
+    list.add("casemate run --on gvisor -- /bin/true", run);
+    list.last().target(1.15, alone);
+
+    list.bare("static true, in Docker", Command::new(stage.program()));
     let mut plain = Command::new("docker");
     plain.args(["run", "--rm", "--network", "none", image, "/bin/true"]).env(crate::docker::VARIABLE, host);
     let plain = list.add("docker run --rm --network none", plain);
     let mut run = Command::new(casemate);
     run.args(["run", "--on", "docker", "--image"]).arg(stage.image()).args(["--", "/bin/true"]);
     run.env("CASEMATE_HOME", stage.home("docker")).env(crate::docker::VARIABLE, host);
-    list.add("casemate run --on docker --image DIR", run);
+    list.add("casemate run --on docker -- /bin/true", run);
     list.last().target(1.15, plain);
     list.0
 }

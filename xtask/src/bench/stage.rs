@@ -45,11 +45,6 @@ impl Stage {
         self.dir.join(format!("home-{whose}"))
     }
 
-    /// A directory for something else.
-    pub(super) fn place(&self, name: &str) -> PathBuf {
-        self.dir.join(name)
-    }
-
     fn compile(&self, source: &str, program: &Path) -> Result {
         let file = self.dir.join("program.c");
         fs::write(&file, source).map_err(|error| format!("{}: {error}", file.display()))?;

@@ -83,7 +83,11 @@ enum User {
 impl Home {
     pub(crate) fn new() -> Home {
         let dir = tempfile::Builder::new().prefix("cm-test-").tempdir().expect("a temporary directory");
-        std::fs::create_dir(dir.path().join("home")).expect("a home");
+        let home = dir.path().join("home");
+        std::fs::create_dir(&home).expect("a home");
+        if is_root() {
+            casemate_testkit::gvisor::give_to(&home);
+        }
         Home { dir, user: User::Ours, seen: Default::default() }
     }
 

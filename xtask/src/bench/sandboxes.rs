@@ -1,32 +1,39 @@
-//! The Docker wall beside a plain `docker run` of the same program from the same files, with an engine of our own.
+//! The walls that are built around somebody else's sandbox, beside that sandbox alone. They take a hundred times as long as the
+//! others, so there are fewer rounds, and nobody but each other is compared with them.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
 
 use super::candidates::{self, Candidate};
 use super::stage::Stage;
-use super::{Order, WARM_UP, compare, load};
+use super::{Order, compare, load};
 use crate::docker::{self, Dockerd};
+use crate::gvisor;
 use crate::shell::{self, Result, heading};
 
-/// Containers of an engine take a hundred times as long as our own, so they take fewer turns.
+/// One in so many rounds, but not fewer than some.
 const SHARE: usize = 5;
-/// What the files are called in the engine's store.
+const LEAST: usize = 20;
+const WARM_UP: usize = 2;
+/// What the stage's image is called in the Docker Engine's store.
 const IMAGE: &str = "casemate-bench:latest";
 
 pub(super) fn run(rounds: usize, casemate: &Path, stage: &Stage) -> Result {
-    let dockerd = docker::start(&stage.place("docker"), None)?;
+    let home = gvisor::ensure(casemate)?;
+    let dockerd = docker::start(&stage.home("dockerd"), None)?;
     import(&dockerd, stage)?;
-    let rounds = (rounds / SHARE).max(1);
-    heading(&format!("{rounds} rounds with the Docker Engine, with the machine's load at {} before", load()));
-    let mut candidates = candidates::docker(stage, casemate, &dockerd.host(), IMAGE);
+    let engine = (&*dockerd.host(), IMAGE);
+    let mut candidates: Vec<Candidate> = candidates::sandboxes(stage, casemate, &home, engine);
+    let rounds = (rounds / SHARE).max(LEAST);
+    heading(&format!("sandboxes of others: {rounds} rounds, with the machine's load at {} before", load()));
     let mut order = Order::new(candidates.len());
     for round in 0..WARM_UP + rounds {
         for &index in order.shuffled() {
-            let Candidate { command, samples, .. } = &mut candidates[index];
-            let took = candidates::time(command.as_mut().ok_or("every candidate here is a command")?)?;
+            let candidate = &mut candidates[index];
+            let Some(command) = &mut candidate.command else { continue };
+            let took = candidates::time(command)?;
             if round >= WARM_UP {
-                samples.add(took);
+                candidate.samples.add(took);
             }
         }
     }

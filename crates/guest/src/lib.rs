@@ -113,11 +113,13 @@ pub fn run(gate: Option<Gate>, attached: usize) -> ! {
 /// Likewise, for a program that somebody else started: with a channel at descriptor 3, and perhaps a gate and attachments at the
 /// numbers that they have everywhere; or with nothing but standard input and output, which are then the channel.
 pub fn run_as_given() -> ! {
-    if !sys::is_open(CHANNEL) {
-        serve(sys::standard_streams().and_then(|(input, output)| Channel::of(input, output)), None, 0)
-    }
+    // Taken before they are replaced.
+    let streams = (!sys::is_open(CHANNEL)).then(sys::standard_streams);
     if sys::may_mount() && hide().is_err() {
         sys::exit_now(1)
+    }
+    if let Some(streams) = streams {
+        serve(streams.and_then(|(input, output)| Channel::of(input, output)), None, 0)
     }
     let gate = match GATE.map(sys::inherited) {
         [Ok(held), Ok(release)] => Some(Gate { held, words: Vec::new(), release }),

@@ -50,7 +50,7 @@ impl Foreign {
         let image = docker(&["images", "--quiet", "--filter", "label=casemate.skeleton"]);
         let image = image.lines().next().expect("an image").to_owned();
         let made = docker(&[
-            "create", "--label", &mark, "--network", "none", "--interactive", &image, "/run/casemate/guest",
+            "create", "--label", &mark, "--network", "none", "--interactive", &image, "/.casemate/guest",
         ]);
         Foreign(made.trim().to_owned())
     }
@@ -274,7 +274,7 @@ fn the_same_image_and_request_come_to_the_same_everywhere() {
         "id; pwd; hostname; cat /etc/hostname; readlink /bin; mkdir out; echo made > out/file; echo error >&2; exit 7",
         "ls /usr/bin | head -20; env | sort; mkdir out; head -c 100000 /dev/zero > out/zeros",
         "python3 -c 'import sys, socket; print(sys.prefix, sys.executable); socket.socket().connect((\"192.0.2.1\", 1))'",
-        "touch /usr/x; touch /etc/x; touch /x; mkdir out; cat /proc/1/environ; ls /sys /root",
+        "touch /usr/x; touch /etc/x; touch /x; mkdir out; cat /proc/1/environ; ls /root",
         "kill -9 $$",
         "mkdir out; ln -s /etc/passwd out/link; echo x > out/kept",
     ];
@@ -320,7 +320,8 @@ fn nothing_is_left_after_fifty_runs() {
     assert_eq!(containers_of(&home), Vec::<String>::new());
     // Other tests may start and stop engines of their own meanwhile.
     eventually("no mount is left", Duration::from_secs(20), || mounts() <= before);
-    assert_eq!(docker(&["images", "--quiet"]).lines().count(), images.lines().count(), "no image is made per run");
+    let made = docker(&["images", "--quiet"]).lines().count().saturating_sub(images.lines().count());
+    assert!(made < 10, "no image is made per run, and other tests make few");
     assert_eq!(docker(&["volume", "ls", "--quiet"]), "");
     home.nothing_left();
 }

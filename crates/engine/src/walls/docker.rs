@@ -135,9 +135,12 @@ impl Docker {
     /// The engine, after it has answered. What dead runs left with it is removed then.
     async fn engine(&self) -> Result<Arc<Engine>, WallError> {
         let mut known = self.shared.engine.lock().await;
-        if let Some(engine) = &*known {
+        if let Some(engine) = &*known
+            && engine.answers().await
+        {
             return Ok(engine.clone());
         }
+        *known = None;
         let socket = self.socket.as_ref().map_err(|refusal| WallError::Refused(refusal.clone()))?;
         let engine = Engine::reach(socket, self.runtime).await.map_err(WallError::Refused)?;
         // Before there is anything to be found.

@@ -11,7 +11,7 @@ use crate::run::{judge_words, make_executable};
 /// What a row means on containers of the Docker Engine's `runc`, given what it means on our own.
 pub(crate) fn on(row: &Row, container: On) -> On {
     match (&row.trial, container) {
-        (Trial::Probe { .. }, On::Held(Control::Without(set))) if can_be_left_out(set) => {
+        (Trial::Probe { args, .. }, On::Held(Control::Without(set))) if can_be_left_out(set, args) => {
             On::Held(Control::PlainDocker(set))
         }
         (_, On::Held(Control::Without(_) | Control::HostRoot(_) | Control::OpenImage(_) | Control::AnswersDiffer(_))) => {
@@ -33,9 +33,9 @@ pub(crate) fn in_gvisor(row: &Row, gvisor: On) -> On {
     }
 }
 
-/// Layers that a container of the `docker` command can do without.
-fn can_be_left_out(set: &[Layer]) -> bool {
-    set.iter().all(|layer| *layer != "descriptors")
+/// Layers that a container of the `docker` command can do without. There is no guest in it that could be attacked.
+fn can_be_left_out(set: &[Layer], args: &str) -> bool {
+    set.iter().all(|layer| *layer != "descriptors") && !args.contains("{guest}")
 }
 
 /// Runs the probe in a plain container without these layers; it must escape.
@@ -55,9 +55,15 @@ pub(crate) fn plain(without: &[Layer], argv: &[String]) -> Result<String, String
         docker.arg("--volume").arg(format!("/{name}:/{name}:{mode}"));
     }
     match has("capabilities") {
-        true => docker.args(["--cap-drop", "ALL"]),
-        false => docker.arg("--privileged"),
-    };
+        true => _ = docker.args(["--cap-drop", "ALL"]),
+        // Not `--privileged`: that asks for more than root of some machines has.
+        false => {
+            docker.args(["--device-cgroup-rule", "a *:* rwm", "--security-opt", "apparmor=unconfined"]);
+            for name in capabilities() {
+                docker.args(["--cap-add", name]);
+            }
+        }
+    }
     if has("payload-ids") && has("capabilities") {
         docker.args(["--user", "1000:1000"]);
     }
@@ -67,7 +73,7 @@ pub(crate) fn plain(without: &[Layer], argv: &[String]) -> Result<String, String
     if has("no-new-privileges") {
         docker.args(["--security-opt", "no-new-privileges"]);
     }
-    if !has("proc-masks") {
+    if !has("proc-masks") || !has("read-only") {
         docker.args(["--security-opt", "systempaths=unconfined"]);
     }
     if has("read-only") {
@@ -91,6 +97,22 @@ pub(crate) fn plain(without: &[Layer], argv: &[String]) -> Result<String, String
         Ok(Finding::Escaped) => Ok("escapes".into()),
         other => Err(format!("{other:?}, {out}, {}", String::from_utf8_lossy(&output.stderr))),
     }
+}
+
+/// Those that root has here, in the order of their numbers.
+fn capabilities() -> Vec<&'static str> {
+    const NAMES: [&str; 41] = [
+        "CHOWN", "DAC_OVERRIDE", "DAC_READ_SEARCH", "FOWNER", "FSETID", "KILL", "SETGID", "SETUID", "SETPCAP",
+        "LINUX_IMMUTABLE", "NET_BIND_SERVICE", "NET_BROADCAST", "NET_ADMIN", "NET_RAW", "IPC_LOCK", "IPC_OWNER",
+        "SYS_MODULE", "SYS_RAWIO", "SYS_CHROOT", "SYS_PTRACE", "SYS_PACCT", "SYS_ADMIN", "SYS_BOOT", "SYS_NICE",
+        "SYS_RESOURCE", "SYS_TIME", "SYS_TTY_CONFIG", "MKNOD", "LEASE", "AUDIT_WRITE", "AUDIT_CONTROL", "SETFCAP",
+        "MAC_OVERRIDE", "MAC_ADMIN", "SYSLOG", "WAKE_ALARM", "BLOCK_SUSPEND", "AUDIT_READ", "PERFMON", "BPF",
+        "CHECKPOINT_RESTORE",
+    ];
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let set = status.lines().find_map(|line| line.strip_prefix("CapBnd:"));
+    let set = set.and_then(|set| u64::from_str_radix(set.trim(), 16).ok()).unwrap_or(0);
+    NAMES.into_iter().enumerate().filter(|(number, _)| set >> number & 1 == 1).map(|(_, name)| name).collect()
 }
 
 /// The image of the trials, which came first: there is nothing in it but the guest and empty directories.

@@ -67,8 +67,8 @@ pub(super) struct DockerCell {
     removal: Option<JoinHandle<Result<(), String>>>,
     /// What the counters said last: they vanish with the container.
     last: Counters,
-    /// What it took to get there: the runtime's processor time is not the payload's.
-    before: u64,
+    /// What it took to get there: the runtime's processor time, and the memory of gVisor's kernel, are not the payload's.
+    before: Counters,
 }
 
 impl DockerCell {
@@ -95,7 +95,7 @@ impl DockerCell {
             task: Some(task),
             removal: None,
             last: Counters::default(),
-            before: 0,
+            before: Counters::default(),
         }
     }
 
@@ -125,7 +125,7 @@ impl DockerCell {
         let seen = inspect(&blueprint, built)
             .map_err(|why| WallError::Failed(format!("the container is not as it must be: {why}")))?;
         let mut steps = std::mem::take(&mut built.steps);
-        self.before = built.groups.counters(1).cpu_micros.unwrap_or(0);
+        self.before = built.groups.counters(1);
         steps.push(("look".into(), micros(began)));
         Ok(Begun { steps, posture: seen.posture, unseen: seen.unseen })
     }
@@ -135,12 +135,14 @@ impl DockerCell {
             && built.groups.exist()
         {
             let mut counters = built.groups.counters(1);
+            let less = |now: Option<u64>, before: Option<u64>| Some(now?.saturating_sub(before.unwrap_or(0)));
             if self.blueprint.runtime == DockerRuntime::Runsc {
                 // Those of gVisor itself: the payload's are seen inside.
                 (counters.pids_peak, counters.pids_denied) = (None, None);
+                counters.memory_peak_bytes = less(counters.memory_peak_bytes, self.before.memory_peak_bytes);
             }
-            if let Some(micros) = &mut counters.cpu_micros {
-                *micros = micros.saturating_sub(self.before);
+            if counters.cpu_micros.is_some() {
+                counters.cpu_micros = less(counters.cpu_micros, self.before.cpu_micros);
                 self.last = counters;
             }
         }
@@ -262,7 +264,12 @@ async fn build(
     steps.mark("find image");
     let options = CreateContainerOptions { name: Some(name.clone()), ..CreateContainerOptions::default() };
     let created = engine.client.create_container(Some(options), asked.body.clone()).await;
-    let id = created.map_err(|error| trouble("make a container", error))?.id;
+    let id = created
+        .map_err(|error| match blueprint.layout.is_there() {
+            true => trouble("make a container", error),
+            false => WallError::Failed("the image changed during the launch".into()),
+        })?
+        .id;
     steps.mark("create container");
     let (attached, early) = engine
         .attach(&id)
@@ -277,7 +284,10 @@ async fn build(
         .client
         .start_container(&id, None)
         .await
-        .map_err(|error| trouble("start the container", error))?;
+        .map_err(|error| match blueprint.layout.is_there() {
+            true => trouble("start the container", error),
+            false => WallError::Failed("the image changed during the launch".into()),
+        })?;
     steps.mark("start container");
     let said = engine.client.inspect_container(&id, None).await;
     let said = said.map_err(|error| trouble("show the container", error))?;

@@ -109,6 +109,11 @@ impl Engine {
         })
     }
 
+    /// Whether it is still there. To ask takes a fraction of a millisecond.
+    pub(super) async fn answers(&self) -> bool {
+        matches!(timeout(FIRST_ANSWER, ping(&self.socket)).await, Ok(Ok(_)))
+    }
+
     /// A stream to and from the standard streams of a container that is not started yet, and what came on it with the answer.
     pub(super) async fn attach(&self, container: &str) -> io::Result<(UnixStream, Vec<u8>)> {
         let path = format!("/v{}/containers/{container}/attach?stream=1&stdin=1&stdout=1&stderr=1", self.api);
@@ -216,7 +221,9 @@ async fn exchange(socket: &Path, request: &str) -> io::Result<(UnixStream, Strin
 /// What the system said, for people.
 pub(super) fn words(error: &io::Error) -> String {
     let text = error.to_string();
-    text.split_once(" (os error").map_or(text.as_str(), |(words, _)| words).to_lowercase()
+    let words = text.split_once(" (os error").map_or(text.as_str(), |(words, _)| words);
+    let mut letters = words.chars();
+    letters.next().into_iter().flat_map(char::to_lowercase).chain(letters).collect()
 }
 
 /// What became of a request to the engine.

@@ -13,7 +13,7 @@ use casemate_core::outcome::Refusal;
 use casemate_core::policy::DockerRuntime;
 use casemate_wire::image::{HOST_NAMES, MAX_NAMES, OURS};
 
-use super::skeleton::ROOT_AGAIN;
+use super::skeleton::{OWN, ROOT_AGAIN};
 
 /// Mounts beneath what is bound, which have to be bound one by one: the engine's read-only binds are not recursive.
 const MAX_BENEATH: usize = 64;
@@ -81,13 +81,22 @@ impl Layout {
             let name = name.to_str().ok_or_else(|| {
                 Refusal::new("a name at the top of the image is not UTF-8", "rename it")
             })?;
-            if !OURS.contains(&name) {
+            if !OURS.contains(&name) && name != OWN {
                 layout.adopt(&root, name, name)?;
             }
         }
         layout.place_etc(&root, runtime)?;
         layout.beneath()?;
         Ok(layout)
+    }
+
+    /// Whether all that is to be bound is where it was found.
+    pub(super) fn is_there(&self) -> bool {
+        let same = |bind: &Bind| {
+            let found = fs::symlink_metadata(&bind.source).map(|found| (found.dev(), found.ino()));
+            found.is_ok_and(|found| found == bind.identity)
+        };
+        self.binds.iter().all(same)
     }
 
     /// Takes over one name: a link as a link, a directory or a file as a bind. Devices, sockets and pipes are not for a cell.

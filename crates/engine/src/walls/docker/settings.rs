@@ -242,7 +242,9 @@ pub(super) fn difference(asked: &ContainerCreateBody, said: &ContainerInspectRes
     let as_json = |settings: &Option<HostConfig>| serde_json::to_value(settings).unwrap_or(Value::Null);
     let (wanted, got) = (as_json(&asked.host_config), as_json(&said.host_config));
     let settings = wanted.as_object().into_iter().flatten();
-    if let Some((name, _)) = settings.clone().find(|(name, value)| got[name.as_str()] != **value) {
+    // What is empty may be left out.
+    let differs = |name: &str, value: &Value| got[name] != *value && !(is_nothing(value) && is_nothing(&got[name]));
+    if let Some((name, _)) = settings.clone().find(|(name, value)| differs(name, value)) {
         return Some(name.clone());
     }
     let open = |name: &&&str| !is_nothing(&got[**name]) && wanted[**name].is_null();
@@ -250,13 +252,13 @@ pub(super) fn difference(asked: &ContainerCreateBody, said: &ContainerInspectRes
         return Some((*name).to_owned());
     }
     let config = said.config.as_ref();
-    let differs = [
+    let others = [
         ("User", config.map(|config| &config.user) != Some(&asked.user)),
         ("Entrypoint", config.map(|config| &config.entrypoint) != Some(&asked.entrypoint)),
         ("Tty", config.and_then(|config| config.tty) != Some(false)),
         ("NetworkDisabled", config.and_then(|config| config.network_disabled) != Some(true)),
     ];
-    differs.into_iter().find(|(_, differs)| *differs).map(|(name, _)| name.to_owned())
+    others.into_iter().find(|(_, differs)| *differs).map(|(name, _)| name.to_owned())
 }
 
 fn is_nothing(value: &Value) -> bool {

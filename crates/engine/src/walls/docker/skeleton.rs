@@ -11,10 +11,12 @@ use sha2::{Digest, Sha256};
 use super::layout::{Etc, Layout};
 use super::settings::PAYLOAD_ID;
 
+/// The name at the top that is ours.
+pub(super) const OWN: &str = ".casemate";
 /// Where the guest lies, and under which name everything in the root can be found once more: what is mounted there is sorted after
 /// the Docker Engine's own mounts, some of which it must cover.
-pub(super) const GUEST: &str = "/run/casemate/guest";
-pub(super) const ROOT_AGAIN: &str = "/run/casemate/root";
+pub(super) const GUEST: &str = "/.casemate/guest";
+pub(super) const ROOT_AGAIN: &str = "/.casemate/root";
 /// Every image of ours has this name, and its digest as tag.
 pub(super) const NAME: &str = "casemate-skeleton";
 /// How images of ours are found.
@@ -62,11 +64,11 @@ fn root(guest: &[u8], layout: &Layout) -> io::Result<Vec<u8>> {
     let mut tar = Tar::default();
     // What is mounted on a directory takes over its mode.
     for (name, mode, owner) in [
+        (OWN, 0o755, 0),
         ("dev", 0o755, 0),
         ("etc", 0o755, 0),
         ("proc", 0o555, 0),
         ("run", 0o755, 0),
-        ("run/casemate", 0o755, 0),
         ("sys", 0o555, 0),
         ("tmp", 0o1777, 0),
         ("work", 0o755, PAYLOAD_ID),
@@ -74,7 +76,7 @@ fn root(guest: &[u8], layout: &Layout) -> io::Result<Vec<u8>> {
         tar.directory(name, mode, owner)?;
     }
     tar.file(GUEST.trim_start_matches('/'), 0o555, guest)?;
-    tar.link(ROOT_AGAIN.trim_start_matches('/'), "../..")?;
+    tar.link(ROOT_AGAIN.trim_start_matches('/'), "..")?;
     if layout.etc == Etc::Synthesised {
         for (name, text) in ETC {
             tar.file(&format!("etc/{name}"), 0o644, text.as_bytes())?;

@@ -46,6 +46,7 @@ fn main() {
 fn pattern(program: Program) -> String {
     match program {
         Program::Guest => "Program::Guest".into(),
+        Program::Unpacker => "Program::Unpacker".into(),
         Program::Payload { network, ids, ptrace } => {
             format!(
                 "Program::Payload {{ network: Network::{network:?}, ids: Ids::{ids:?}, ptrace: Ptrace::{ptrace:?} }}"

@@ -22,8 +22,20 @@ use report::Report;
 use suites::{Built, Suite};
 use user::TestUser;
 
-/// Interpreters that run in cells, what the suites start on the host, and the compilers of the examples and of libFuzzer.
-const PACKAGES: [&str; 8] = ["python3", "nodejs", "strace", "util-linux", "passwd", "clang", "lld", "g++"];
+/// Interpreters that run in cells, what the suites start on the host (a registry and a builder of images among it), and the compilers of
+/// the examples and of libFuzzer.
+const PACKAGES: [&str; 10] = [
+    "python3",
+    "nodejs",
+    "strace",
+    "util-linux",
+    "passwd",
+    "docker-registry",
+    "mmdebstrap",
+    "clang",
+    "lld",
+    "g++",
+];
 
 /// No suite takes nearly as long.
 const SUITE_LIMIT: Duration = Duration::from_secs(15 * 60);

@@ -43,6 +43,16 @@ pipe or a file. Nothing else gets in: no network, no environment, no host files 
 Exit codes: the guest's own; 128+n when signal n ended it; 124 after a time limit; 137 after any other kill; \
 125 when Casemate refuses or fails; 141 when the reader of the output went away.";
 
+const IMAGE_EXAMPLES: &str = "\
+Examples:
+  casemate image build                             the default image: Debian with Python and Node.js
+  casemate run --image default -c 'import sys; print(sys.version)'
+  docker save tools:1.2 | casemate image import - --name tools
+  casemate image pull --name tools registry.example.com/team/tools@sha256:…
+  casemate image ls
+
+An image is a tree of files under $CASEMATE_HOME/images, known by its digest. Cells see it read-only.";
+
 const EVIDENCE_EXAMPLES: &str = "\
 Examples:
   casemate evidence ls
@@ -85,6 +95,12 @@ pub(crate) enum Command {
         /// (gvisor)
         #[arg(long, value_name = "PATH", value_hint = ValueHint::AnyPath)]
         from: Option<PathBuf>,
+    },
+    /// Get, list and remove the root file systems that cells can have
+    #[command(after_help = IMAGE_EXAMPLES)]
+    Image {
+        #[command(subcommand)]
+        command: ImageCommand,
     },
     /// Look at the signed records of what ran
     #[command(after_help = EVIDENCE_EXAMPLES)]
@@ -218,7 +234,7 @@ pub(crate) struct LimitArgs {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "What gets in and out")]
 pub(crate) struct GrantArgs {
-    /// Root file system: `host` (its /usr, read-only) or a directory
+    /// Root file system: `host` (its /usr, read-only), an image of the store by name or digest, or a directory such as ./rootfs
     #[arg(long, value_name = "IMAGE", default_value = "host", value_hint = ValueHint::DirPath)]
     pub(crate) image: PathBuf,
 
@@ -250,6 +266,66 @@ pub(crate) struct GrantArgs {
     /// A secret for one host, e.g. TOKEN@api.example.com; refused by every wall of this version
     #[arg(long, value_name = "NAME@HOST")]
     pub(crate) secret: Vec<String>,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum ImageCommand {
+    /// List the images, newest last
+    Ls {
+        /// Print one JSON object per line
+        #[arg(long)]
+        json: bool,
+    },
+    /// Take in an archive or an OCI layout
+    Import {
+        /// A tar of a root file system, of `docker save` or of an OCI layout, plain or compressed (gzip, zstd); - for standard input; or a
+        /// directory with an OCI layout
+        #[arg(value_name = "FILE", value_hint = ValueHint::AnyPath)]
+        from: PathBuf,
+        #[command(flatten)]
+        store: StoreArgs,
+    },
+    /// Get an image from a registry
+    Pull {
+        /// HOST/NAME:TAG, or HOST/NAME@sha256:DIGEST for exactly that image
+        #[arg(value_name = "REF")]
+        reference: String,
+        /// Log in as this user; the password comes on standard input [default: as `docker login` has written down]
+        #[arg(long, value_name = "USER")]
+        user: Option<String>,
+        #[command(flatten)]
+        store: StoreArgs,
+    },
+    /// Build an image of Debian's packages, or build it again for security updates
+    Build(BuildArgs),
+    /// Remove a name, and its image if that was the last one; or an image with all its names
+    Rm {
+        /// A name, a digest, or the first 12 digits or more of one
+        #[arg(value_name = "IMAGE")]
+        image: String,
+    },
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct BuildArgs {
+    /// A TOML file with a suite and packages [default: the recipe of the image `default`]
+    #[arg(value_name = "RECIPE", value_hint = ValueHint::FilePath)]
+    pub(crate) recipe: Option<PathBuf>,
+
+    /// What to call it [default: as the recipe says]
+    #[arg(long, value_name = "NAME")]
+    pub(crate) name: Option<String>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct StoreArgs {
+    /// What to call it; a name that is taken moves to the new image
+    #[arg(long, value_name = "NAME")]
+    pub(crate) name: Option<String>,
+
+    /// The most that its files may take [default: 8G]
+    #[arg(long, value_name = "SIZE")]
+    pub(crate) size_limit: Option<String>,
 }
 
 #[derive(Debug, Subcommand)]
@@ -403,7 +479,7 @@ mod tests {
 
     #[test]
     fn help_texts() {
-        for name in ["", "run", "explain", "doctor", "evidence", "evidence verify"] {
+        for name in ["", "run", "explain", "doctor", "image", "image import", "evidence", "evidence verify"] {
             let words: Vec<&str> =
                 name.split(' ').filter(|word| !word.is_empty()).chain(["--help"]).collect();
             insta::assert_snapshot!(format!("help {name}").trim(), parse(&words).unwrap_err());

@@ -43,11 +43,12 @@ fn decide(engine: &Engine, args: &RunArgs) -> Result<Explanation, Refusal> {
 }
 
 fn render(explanation: &Explanation, style: Style) -> String {
-    let Explanation { choice, limits, floors, .. } = explanation;
+    let Explanation { choice, image, limits, floors } = explanation;
     let mut lines =
         vec![format!("would run on {} ({})", style.bold(&choice.stack.to_string()), choice.class)];
     lines.extend(floors.iter().map(|floor| format!("  at least {}", one_line(floor))));
 
+    lines.push(format!("image: {}", one_line(image)));
     lines.push("passed over:".to_owned());
     let passed: Vec<Vec<String>> = choice
         .passed_over

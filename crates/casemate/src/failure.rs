@@ -7,6 +7,7 @@ use std::io;
 use casemate_core::outcome::Refusal;
 use casemate_core::request::Invalid;
 use casemate_engine::OpenError;
+use casemate_engine::images::ImageError;
 use casemate_engine::recorder::StoreError;
 
 #[derive(Debug)]
@@ -57,6 +58,12 @@ impl From<Invalid> for Failure {
 impl From<OpenError> for Failure {
     fn from(error: OpenError) -> Failure {
         Failure::chain(&error, error.hint())
+    }
+}
+
+impl From<ImageError> for Failure {
+    fn from(error: ImageError) -> Failure {
+        Failure::chain(&error, Some(error.hint()))
     }
 }
 

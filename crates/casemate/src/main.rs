@@ -8,8 +8,10 @@ mod explain;
 mod failure;
 mod files;
 mod home;
+mod image;
 mod input;
 mod output;
+mod progress;
 mod render;
 mod request;
 mod run;
@@ -50,6 +52,7 @@ fn dispatch(cli: &Cli, early: Option<EarlyLauncher>) -> Result<u8, Failure> {
         Command::Explain(args) => wait_for(explain::explain(args, policy)),
         Command::Doctor { json } => wait_for(doctor::doctor(policy, *json)),
         Command::Setup { walls, from } => wait_for(setup::setup(walls, from.as_deref(), policy)),
+        Command::Image { command } => wait_for(image::image(command)),
         Command::Evidence { command } => evidence::evidence(command),
         Command::Completions { shell } => {
             std::io::stdout().write_all(&args::completions(*shell))?;

@@ -12,6 +12,7 @@ use casemate_core::request::{
     CodeSource, Component, ImageRef, Invalid, Isolation, Language, MAX_COMPONENT_BYTES, MAX_SOURCE_BYTES,
     Request, RequestDraft, Stdin, Workload, parse_env,
 };
+use casemate_engine::images::Images;
 use rustix::fs::{Mode, OFlags};
 
 use crate::args::{GrantArgs, RunArgs, WallArgs};
@@ -193,27 +194,33 @@ fn source_name(path: &Path, language: Language) -> String {
     .to_owned()
 }
 
+/// The host, a directory of the caller's if it looks like a path, and otherwise what the store has under that name.
 fn open_image(image: &Path) -> Result<(ImageRef, Option<OwnedFd>), Refusal> {
-    if image.as_os_str() == ImageRef::Host.label() {
+    if image.as_os_str() == &*ImageRef::Host.label() {
         return Ok((ImageRef::Host, None));
     }
-    let shown = one_line(&image.display().to_string());
-    if !image.as_os_str().as_encoded_bytes().contains(&b'/') && !image.is_dir() {
-        return Err(Refusal::new(
-            format!("there is no image called {shown}"),
-            "use --image host, or a directory that holds a root file system, such as ./rootfs",
-        ));
+    if !is_path(image) {
+        let name = utf8("an image's name", image.as_os_str())?;
+        return Ok((Images::of(&casemate_engine::default_home()).find(name)?, None));
     }
+    let shown = one_line(&image.display().to_string());
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let opened = rustix::fs::open(image, flags, Mode::empty()).map_err(|error| {
         Refusal::new(
             format!("cannot open the image {shown}: {}", os_words(error)),
-            "--image takes `host` or a directory that holds a root file system",
+            "--image takes `host`, an image of the store, or a directory that holds a root file system",
         )
     })?;
     // Absolute, so that the evidence does not depend on where the command was given.
     let label = image.canonicalize().unwrap_or_else(|_| image.to_owned()).to_string_lossy().into_owned();
     Ok((ImageRef::Directory { label }, Some(opened)))
+}
+
+/// Begins with `/`, `./` or `../`.
+fn is_path(image: &Path) -> bool {
+    use std::path::Component;
+    let first = image.components().next();
+    matches!(first, Some(Component::RootDir | Component::CurDir | Component::ParentDir))
 }
 
 fn utf8<'a>(what: &str, word: &'a OsStr) -> Result<&'a str, Refusal> {
@@ -336,7 +343,7 @@ mod tests {
     #[test]
     fn an_image_is_the_host_or_a_directory() {
         assert_eq!(*asked(&["-c", "x"]).unwrap().image(), ImageRef::Host);
-        assert!(refusal(&["--image", "debian", "-c", "x"]).hint.contains("--image host"));
+        assert!(refusal(&["--image", "debian", "-c", "x"]).hint.contains("casemate image"));
         assert!(refusal(&["--image", "./no-such-place", "-c", "x"]).reason.contains("no-such-place"));
         assert!(refusal(&["--image", "/dev/null", "-c", "x"]).reason.contains("cannot open"));
         let image = asked(&["--image", "/tmp/../usr", "-c", "x"]).unwrap().image().clone();

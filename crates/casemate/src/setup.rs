@@ -8,20 +8,18 @@ use std::io::ErrorKind;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::Duration;
 
 use casemate_core::limits::{LimitKind, LimitsDraft};
 use casemate_core::outcome::Status;
 use casemate_core::request::{Isolation, Language, Request, RequestDraft, Workload};
 use casemate_core::stack::{Stack, Wall};
 use casemate_engine::{Ahead, Engine, Io};
-use indicatif::{ProgressBar, ProgressStyle};
 use sha2::{Digest, Sha256};
 
 use crate::failure::{Failure, os_words};
 use crate::files::{self, Landing};
 use crate::output::{self, Mode, Wait};
-use crate::render::terminal::Style;
+use crate::progress::Step;
 use crate::{exit, home};
 
 /// What the language runtimes are built from, besides the pinned packages.
@@ -99,7 +97,7 @@ async fn build(engine: &Engine, place: &Place, from: Option<&Path>) -> Result<()
         None => fetch(&downloads)?,
     }
     check_pins(&downloads)?;
-    let _step = Step::begin("building Python and JavaScript for WASM, in a cell".into());
+    let _step = Step::begin("building Python and JavaScript for WASM, in a cell");
     build_in_cell(engine, place).await
 }
 
@@ -286,39 +284,5 @@ impl Place {
 impl Drop for Place {
     fn drop(&mut self) {
         let _ = fs::remove_dir_all(&self.0);
-    }
-}
-
-/// One step, for whoever watches: turning on a terminal, a line elsewhere.
-struct Step(Option<ProgressBar>);
-
-impl Step {
-    fn begin(words: String) -> Step {
-        if Style::of_stderr() == Style::Plain {
-            eprintln!("{words} …");
-            return Step(None);
-        }
-        let bar = ProgressBar::new_spinner();
-        if let Ok(style) = ProgressStyle::with_template("{spinner} {msg} ({elapsed})") {
-            bar.set_style(style);
-        }
-        bar.set_message(words);
-        bar.enable_steady_tick(Duration::from_millis(100));
-        Step(Some(bar))
-    }
-
-    fn say(&self, words: String) {
-        match &self.0 {
-            Some(bar) => bar.set_message(words),
-            None => eprintln!("{words} …"),
-        }
-    }
-}
-
-impl Drop for Step {
-    fn drop(&mut self) {
-        if let Some(bar) = &self.0 {
-            bar.finish();
-        }
     }
 }

@@ -6,6 +6,7 @@
 //! weaker than asked" a property that tests can check over every input.
 
 pub mod evidence;
+pub mod image;
 pub mod limits;
 pub mod outcome;
 pub mod plan;

@@ -7,6 +7,7 @@ use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::Arc;
 
+pub use crate::image::{ImageDigest, ImageRef};
 pub use crate::words::Invalid;
 
 use crate::limits::LimitsDraft;
@@ -134,18 +135,6 @@ impl fmt::Debug for ComponentParts {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} ({} bytes)", self.name, self.bytes.len())
     }
-}
-
-/// What the root file system is made of. Where it lies on the host is not core's business: the label is what
-/// the evidence says about it.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
-pub enum ImageRef {
-    /// The host's own `/usr`, read-only.
-    #[default]
-    Host,
-    Directory {
-        label: String,
-    },
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -432,16 +421,6 @@ impl Need {
     /// else may.
     pub const fn relaxes_layers(self) -> bool {
         matches!(self, Need::Bpf | Need::NestedContainers | Need::Root)
-    }
-}
-
-impl ImageRef {
-    /// What evidence and explanations call it.
-    pub fn label(&self) -> &str {
-        match self {
-            ImageRef::Host => "host",
-            ImageRef::Directory { label } => label,
-        }
     }
 }
 

@@ -7,8 +7,8 @@ use std::collections::BTreeSet;
 use casemate_core::limits::{LimitKind, LimitsDraft};
 use casemate_core::policy::{self, Grants, Policy};
 use casemate_core::request::{
-    Capability, CodeSource, Component, ImageRef, Isolation, Kind, Language, Need, Request, RequestDraft,
-    Risk, Stdin, Workload,
+    Capability, CodeSource, Component, ImageDigest, ImageRef, Isolation, Kind, Language, Need, Request,
+    RequestDraft, Risk, Stdin, Workload,
 };
 use casemate_core::route::{self, Choice, Clauses, ImageKind, Profile, Selection, State, Support};
 use casemate_core::stack::{Class, Stack, Wall, Weakness};
@@ -147,7 +147,12 @@ fn any_draft() -> impl Strategy<Value = RequestDraft> {
         1 => select(Wall::ALL.to_vec()).prop_map(Isolation::AtLeast),
         2 => any_stack().prop_map(Isolation::Exactly),
     ];
-    let image = prop_oneof![4 => Just(ImageRef::Host), 1 => Just(ImageRef::Directory { label: "d".into() })];
+    let stored = ImageRef::Stored { name: "s".into(), digest: ImageDigest([7; 32]) };
+    let image = prop_oneof![
+        4 => Just(ImageRef::Host),
+        1 => Just(ImageRef::Directory { label: "d".into() }),
+        1 => Just(stored),
+    ];
     let limits = prop_oneof![1 => Just(LimitsDraft::new()), 1 => any_limits()];
     let needs = prop_oneof![3 => Just(vec![]), 1 => vec(select(Need::ALL.to_vec()), 1..2)];
     (
@@ -189,7 +194,7 @@ fn any_clauses() -> impl Strategy<Value = Clauses> {
         (s(), s(), s(), s(), s(), s(), s(), s()),
         btree_set(select(Language::ALL.to_vec()), 1..4),
         btree_set(select(Need::ALL.to_vec()), 0..6),
-        btree_set(select(vec![ImageKind::Host, ImageKind::Directory]), 1..3),
+        btree_set(select(vec![ImageKind::Host, ImageKind::Directory, ImageKind::Stored]), 1..4),
     )
         .prop_map(
             |(

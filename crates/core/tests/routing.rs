@@ -23,7 +23,7 @@ fn native() -> Clauses {
         commands: Support::Yes,
         languages: Language::ALL.into(),
         needs: [Need::Fork, Need::Ptrace].into(),
-        images: [ImageKind::Host, ImageKind::Directory].into(),
+        images: [ImageKind::Host, ImageKind::Directory, ImageKind::Stored].into(),
         cwd: Support::Yes,
         files_in: Support::Yes,
         files_out: Support::Yes,

@@ -1,5 +1,5 @@
 //! Our other programs, carried inside this binary: the launcher, with the guest in it; the guest by itself, for walls that have to
-//! start one; the WASM worker and its compiler.
+//! start one; the WASM worker and its compiler; the unpacker of images.
 
 use std::borrow::Cow;
 use std::io;
@@ -17,6 +17,7 @@ pub struct Agents {
 const LAUNCHER: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/casemate-launcher"));
 const GUEST: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/casemate-guest"));
 const WORKER: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/casemate-wasm"));
+const UNPACKER: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/casemate-unpack"));
 const COMPILER: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/casemate-wasm-compile"));
 
 /// SHA-256 of what is embedded.
@@ -63,6 +64,11 @@ impl Agents {
     pub(crate) fn compiler(&self) -> io::Result<OwnedFd> {
         sys::sealed_program("casemate-wasm-compile", COMPILER)
     }
+}
+
+/// Images are taken in without an engine.
+pub(crate) fn unpacker() -> io::Result<OwnedFd> {
+    sys::sealed_program("casemate-unpack", UNPACKER)
 }
 
 impl std::fmt::Debug for Agents {

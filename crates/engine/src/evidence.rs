@@ -208,10 +208,12 @@ fn arguments(argv: &[String]) -> AskedWorkload<'_> {
     }
 }
 
-fn image(image: &ImageRef) -> Cow<'_, str> {
+/// What it is made of, and whether that is pinned.
+pub(crate) fn image(image: &ImageRef) -> Cow<'_, str> {
     match image {
         ImageRef::Host => "host (unpinned)".into(),
         ImageRef::Directory { label } => format!("directory {} (unpinned)", bounded(label, 1024)).into(),
+        ImageRef::Stored { .. } => image.label(),
     }
 }
 

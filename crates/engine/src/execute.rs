@@ -22,6 +22,7 @@ use tokio::time::timeout;
 
 use crate::agents::Agents;
 use crate::home::{Home, HomeError};
+use crate::images::{ImageError, Images};
 use crate::io::{Chunk, Io};
 use crate::launcher::{Keeper, Launcher, LauncherError, Waiting};
 use crate::profiles::Here;
@@ -96,7 +97,9 @@ impl From<Ahead> for launch::Ahead {
         match ahead {
             Ahead::Nothing => launch::Ahead::Nothing,
             Ahead::One(ImageKind::Host) => launch::Ahead::First(launch::Image::Host),
-            Ahead::One(ImageKind::Directory) => launch::Ahead::First(launch::Image::Directory),
+            Ahead::One(ImageKind::Directory | ImageKind::Stored) => {
+                launch::Ahead::First(launch::Image::Directory)
+            }
             Ahead::Always => launch::Ahead::Every,
         }
     }
@@ -125,6 +128,7 @@ pub struct Engine {
     docker: Docker,
     wasm: Wasm,
     programs: Programs,
+    images: Images,
     decisions: Mutex<HashMap<Shape, Arc<Decision>>>,
 }
 
@@ -137,6 +141,8 @@ pub enum OpenError {
     Home(#[from] HomeError),
     #[error(transparent)]
     Store(#[from] StoreError),
+    #[error(transparent)]
+    Images(#[from] ImageError),
     #[error("cannot start the launcher: {0}")]
     Launcher(String),
 }
@@ -146,6 +152,7 @@ impl OpenError {
         match self {
             OpenError::Home(_) => Some("set CASEMATE_HOME to a directory that you can write to".into()),
             OpenError::Store(error) => error.hint(),
+            OpenError::Images(error) => Some(error.hint()),
             OpenError::Launcher(_) => None,
         }
     }
@@ -195,6 +202,8 @@ impl std::fmt::Display for EvidenceError {
 #[derive(Debug)]
 pub struct Explanation {
     pub choice: Choice,
+    /// As the record would show it.
+    pub image: String,
     pub limits: Limits,
     pub floors: Vec<String>,
 }
@@ -219,7 +228,11 @@ impl Engine {
         };
         let home = Arc::new(Home::open(&dir)?);
         let keeper = Keeper::new(agents.clone(), home.clone(), Serves::Container, ahead).with(waiting);
-        let prepare = || Store::open(&dir, durability).map(|store| (store, Programs::new(&dir)));
+        let images = Images::of(&dir);
+        let prepare = || {
+            images.sweep()?;
+            Ok((Store::open(&dir, durability)?, Programs::new(&dir)))
+        };
         let docker = Docker::new(&dir, agents.clone(), home.clone(), policy.docker_runtime(), &docker_host);
         let (launcher, (store, programs)) = match begin(&keeper, &home, &docker, prepare).await {
             Ok(begun) => begun,
@@ -260,6 +273,7 @@ impl Engine {
                 made: AtomicU32::new(0),
             },
             programs,
+            images,
             decisions: Mutex::default(),
             home,
         })
@@ -314,6 +328,7 @@ impl Engine {
         let choice = route::choose(&grants, &self.profiles)?;
         Ok(Explanation {
             choice,
+            image: crate::evidence::image(request.image()).into_owned(),
             limits: grants.limits().clone(),
             floors: grants.floors().iter().map(ToString::to_string).collect(),
         })
@@ -332,10 +347,13 @@ impl Engine {
             ran.timings.mark("decide");
             // Building an empty cell takes longer than writing the record: they go on at the same time. What is to run
             // in it gets there only after that.
-            let image = io.image.take();
-            let started = self.start(&plan, image.as_ref().map(AsFd::as_fd)).await;
+            // From the store, nobody removes it before this block ends.
+            let stored = self.images.of_request(request.image()).map_err(Trouble::Refused)?;
+            let directory = io.image.take();
+            let image = stored.as_ref().map(|stored| &stored.dir).or(directory.as_ref());
+            let started = self.start(&plan, image.map(AsFd::as_fd)).await;
             ran.timings.mark("start");
-            let program = self.programs.identify(&plan, image.as_ref());
+            let program = self.programs.identify(&plan, image);
             record.planned(&request, &plan, program).map_err(not_recorded)?;
             ran.timings.mark("record");
             let cell = self.prepare(started?, &plan, &mut io, &mut ran).await?;
@@ -492,7 +510,7 @@ async fn begin(
     keeper: &Keeper,
     home: &Home,
     docker: &Docker,
-    prepare: impl FnOnce() -> Result<(Store, Programs), StoreError>,
+    prepare: impl FnOnce() -> Result<(Store, Programs), OpenError>,
 ) -> Result<(Launcher, (Store, Programs)), OpenError> {
     // Told first, so that it works while we do.
     let (launcher, ours) = tokio::join!(keeper.launcher(), async { (prepare(), home.dead_runs()) });

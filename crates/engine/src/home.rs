@@ -212,7 +212,7 @@ impl Drop for Scratch {
 }
 
 /// Removes a tree that hostile code may have arranged: links are not followed, locked directories are opened up.
-fn remove_tree(path: &Path) -> io::Result<()> {
+pub(crate) fn remove_tree(path: &Path) -> io::Result<()> {
     match fs::remove_dir_all(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
         Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
@@ -286,7 +286,7 @@ fn owns_id_blocks() -> bool {
         .all(|map| fs::read_to_string(map).is_ok_and(|map| covers_blocks(&map)))
 }
 
-fn private_directory(path: &Path) -> io::Result<()> {
+pub(crate) fn private_directory(path: &Path) -> io::Result<()> {
     match DirBuilder::new().mode(0o700).recursive(true).create(path) {
         Ok(()) => Ok(()),
         Err(error) if path.is_dir() => {
@@ -304,6 +304,6 @@ fn lock_runs(runs: &Path) -> Result<File, HomeError> {
     Ok(file)
 }
 
-fn open_lock(path: &Path) -> io::Result<File> {
+pub(crate) fn open_lock(path: &Path) -> io::Result<File> {
     OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).open(path)
 }

@@ -1,5 +1,6 @@
 //! The spine: one function from request to receipt.
 
+pub mod images;
 pub mod io;
 pub mod recorder;
 

@@ -15,7 +15,7 @@ use crate::{Ids, Network, Program, Ptrace, digest_input, program, verdicts};
 const ARCHES: [Arch; 2] = [Arch::X86_64, Arch::Aarch64];
 
 fn payloads() -> impl Iterator<Item = Program> {
-    programs().filter(|program| *program != Program::Guest)
+    programs().filter(|program| matches!(program, Program::Payload { .. }))
 }
 
 fn programs() -> impl Iterator<Item = Program> {
@@ -150,6 +150,12 @@ fn assert_superset(
     let stricter =
         matches!(payload, Program::Payload { network: Network::None, .. }) && inner == Verdict::DENIED;
     assert!(guest == Verdict::Allow || guest == inner || stricter, "{guest:?} above {inner:?}: {call:x?}");
+}
+
+#[test]
+fn every_call_of_the_unpacker_is_in_the_table() {
+    let listed = rows(Arch::NATIVE, Program::Unpacker).count();
+    assert_eq!(listed, crate::syscalls::UNPACKER.len());
 }
 
 #[test]

@@ -11,6 +11,9 @@ pub enum Program {
     Guest,
     /// What the guest installs between fork and exec.
     Payload { network: Network, ids: Ids, ptrace: Ptrace },
+    /// Whoever unpacks the archives of images, once its directory is open: it reads, and makes files below that. No sockets, no other
+    /// process, no code that was not there from the start.
+    Unpacker,
 }
 
 /// Whose network, and with it whose IPC objects and processes, the payload would meet.
@@ -55,6 +58,6 @@ impl Program {
                 [Ptrace::Denied, Ptrace::Allowed].map(|ptrace| Program::Payload { network, ids, ptrace })
             })
         });
-        core::iter::once(Program::Guest).chain(payloads)
+        [Program::Guest, Program::Unpacker].into_iter().chain(payloads)
     }
 }

@@ -477,6 +477,42 @@ pub(crate) const TABLE: &[Row] = &[
     row("vhangup", 153, 58, DENY),
 ];
 
+/// All that an unpacker does after it has confined itself. Nothing in it waits for anybody but whoever feeds it: one that was taken over
+/// cannot keep the engine waiting without using up its processor time.
+pub(crate) const UNPACKER: &[(&str, Rule)] = &[
+    ("read", Rule::Always(Verdict::Allow)),
+    ("write", Rule::Always(Verdict::Allow)),
+    ("writev", Rule::Always(Verdict::Allow)),
+    ("close", Rule::Always(Verdict::Allow)),
+    ("lseek", Rule::Always(Verdict::Allow)),
+    ("openat", Rule::Always(Verdict::Allow)),
+    ("openat2", Rule::Always(Verdict::Allow)),
+    ("fstat", Rule::Always(Verdict::Allow)),
+    ("newfstatat", Rule::Always(Verdict::Allow)),
+    ("statx", Rule::Always(Verdict::Allow)),
+    ("getdents64", Rule::Always(Verdict::Allow)),
+    ("mkdirat", Rule::Always(Verdict::Allow)),
+    ("linkat", Rule::Always(Verdict::Allow)),
+    ("symlinkat", Rule::Always(Verdict::Allow)),
+    ("unlinkat", Rule::Always(Verdict::Allow)),
+    ("utimensat", Rule::Always(Verdict::Allow)),
+    // Memory for data.
+    ("mmap", Rule::Unless(&[none_of(2, PROT_EXEC, &[0], Verdict::DENIED)])),
+    ("munmap", Rule::Always(Verdict::Allow)),
+    ("mremap", Rule::Always(Verdict::Allow)),
+    ("madvise", Rule::Always(Verdict::Allow)),
+    ("brk", Rule::Always(Verdict::Allow)),
+    // What a runtime does on its way out.
+    ("rt_sigaction", Rule::Always(Verdict::Allow)),
+    ("rt_sigprocmask", Rule::Always(Verdict::Allow)),
+    ("rt_sigreturn", Rule::Always(Verdict::Allow)),
+    ("restart_syscall", Rule::Always(Verdict::Allow)),
+    ("sigaltstack", Rule::Always(Verdict::Allow)),
+    ("exit", Rule::Always(Verdict::Allow)),
+    ("exit_group", Rule::Always(Verdict::Allow)),
+];
+const PROT_EXEC: u32 = 4;
+
 const fn row(name: &'static str, x86_64: u32, aarch64: u32, policy: Policy) -> Row {
     Row { name, x86_64: Some(x86_64), aarch64: Some(aarch64), policy }
 }

@@ -2,7 +2,7 @@
 
 use core::fmt;
 
-use crate::syscalls::TABLE;
+use crate::syscalls::{TABLE, UNPACKER};
 use crate::{Ids, Network, Program, Ptrace};
 
 /// What the kernel does with a call.
@@ -111,6 +111,8 @@ impl Policy {
         let (network, ids, ptrace) = match program {
             Program::Guest => (Network::Namespaced, Ids::Own, Ptrace::Allowed),
             Program::Payload { network, ids, ptrace } => (network, ids, ptrace),
+            // It has a list of its own, see `rows`.
+            Program::Unpacker => return Rule::Always(Verdict::ABSENT),
         };
         match self {
             Policy::Same(rule) => rule,
@@ -163,7 +165,13 @@ impl Arch {
 
 /// Name, number and rule of every call in the table that this architecture has.
 pub(crate) fn rows(arch: Arch, program: Program) -> impl Iterator<Item = (&'static str, u32, Rule)> {
-    TABLE.iter().filter_map(move |row| Some((row.name, arch.number(row)?, row.policy.rule(program))))
+    TABLE.iter().filter_map(move |row| {
+        let rule = match program {
+            Program::Unpacker => UNPACKER.iter().find(|(name, _)| *name == row.name)?.1,
+            _ => row.policy.rule(program),
+        };
+        Some((row.name, arch.number(row)?, rule))
+    })
 }
 
 impl fmt::Display for Verdict {

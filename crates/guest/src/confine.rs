@@ -89,8 +89,7 @@ impl Confinement {
     fn restrict_files(&self, rules: &[LandlockRule]) -> io::Result<()> {
         let abi = match landlock::abi() {
             0 => return Err(io::Error::from_raw_os_error(libc::EOPNOTSUPP)),
-            // What later versions add is not asked for: they govern what they are told to, and nothing else.
-            abi => abi.min(NEWEST_ABI),
+            abi => abi.min(landlock::NEWEST_ABI),
         };
         let scope = match self.scoped {
             // Without namespaces of its own, a payload must not signal or reach anything outside of its domain. Where Landlock
@@ -116,9 +115,6 @@ impl Confinement {
         ruleset.restrict_self()
     }
 }
-
-/// The newest version of Landlock that this code knows.
-const NEWEST_ABI: u32 = 6;
 
 /// Whether a layer is part of this build: always, but for the negative controls.
 #[cfg(not(feature = "weaken"))]

@@ -8,22 +8,33 @@ use casemate_bare::call::call;
 use casemate_bare::io;
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
+/// The newest version of Landlock that this code knows. What later ones add is not asked for: they govern what they are told to, and
+/// nothing else.
+pub const NEWEST_ABI: u32 = 6;
+
 /// What can be done with files, one bit each.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Rights(u64);
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Rights(u64);
 
 impl Rights {
     const EXECUTE: Rights = Rights(1 << 0);
     const WRITE_FILE: Rights = Rights(1 << 1);
-    pub(crate) const READ_FILE: Rights = Rights(1 << 2);
-    pub(crate) const READ_DIR: Rights = Rights(1 << 3);
+    pub const READ_FILE: Rights = Rights(1 << 2);
+    pub const READ_DIR: Rights = Rights(1 << 3);
+    const REMOVE_DIR: Rights = Rights(1 << 4);
+    const REMOVE_FILE: Rights = Rights(1 << 5);
     const MAKE_CHAR: Rights = Rights(1 << 6);
+    const MAKE_DIR: Rights = Rights(1 << 7);
+    const MAKE_REG: Rights = Rights(1 << 8);
     const MAKE_BLOCK: Rights = Rights(1 << 11);
+    const MAKE_SYM: Rights = Rights(1 << 12);
+    /// Links from one directory to another, from ABI 2 on.
+    const REFER: Rights = Rights(1 << 13);
     const TRUNCATE: Rights = Rights(1 << 14);
     const IOCTL_DEV: Rights = Rights(1 << 15);
 
     /// Everything that this version of Landlock governs.
-    pub(crate) fn all(abi: u32) -> Rights {
+    pub fn all(abi: u32) -> Rights {
         Rights(match abi {
             0 => 0,
             1 => (1 << 13) - 1,
@@ -33,27 +44,34 @@ impl Rights {
         })
     }
 
-    pub(crate) fn read_and_execute() -> Rights {
+    pub fn read_and_execute() -> Rights {
         Rights::EXECUTE.or(Rights::READ_FILE).or(Rights::READ_DIR)
     }
 
     /// Reading, writing and making anything but devices.
-    pub(crate) fn read_and_write(abi: u32) -> Rights {
+    pub fn read_and_write(abi: u32) -> Rights {
         Rights(Rights::all(abi).0 & !Rights::MAKE_CHAR.or(Rights::MAKE_BLOCK).0)
     }
 
+    /// Making and removing files, directories and links, and looking for what is there. From ABI 2 on.
+    pub fn fill() -> Rights {
+        let make = Rights::MAKE_DIR.or(Rights::MAKE_REG).or(Rights::MAKE_SYM).or(Rights::REFER);
+        let remove = Rights::REMOVE_DIR.or(Rights::REMOVE_FILE);
+        make.or(remove).or(Rights::WRITE_FILE).or(Rights::READ_DIR)
+    }
+
     /// Shells open devices with O_TRUNC.
-    pub(crate) fn device(abi: u32) -> Rights {
+    pub fn device(abi: u32) -> Rights {
         Rights::READ_FILE.or(Rights::WRITE_FILE).or(Rights::TRUNCATE).and(Rights::all(abi))
     }
 
     /// Those that make sense for something that is not a directory.
-    pub(crate) fn of_files(self) -> Rights {
+    pub fn of_files(self) -> Rights {
         let files = Rights::EXECUTE.or(Rights::WRITE_FILE).or(Rights::READ_FILE).or(Rights::TRUNCATE);
         self.and(files.or(Rights::IOCTL_DEV))
     }
 
-    pub(crate) const fn or(self, other: Rights) -> Rights {
+    pub const fn or(self, other: Rights) -> Rights {
         Rights(self.0 | other.0)
     }
 
@@ -63,8 +81,8 @@ impl Rights {
 }
 
 /// What is governed besides files.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Scope {
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Scope {
     Files,
     /// No signal leaves the domain. From ABI 6 on.
     Signals,
@@ -73,7 +91,8 @@ pub(crate) enum Scope {
 }
 
 /// Rules that nothing is under yet. What no rule allows is denied.
-pub(crate) struct Ruleset(OwnedFd);
+#[derive(Debug)]
+pub struct Ruleset(OwnedFd);
 
 /// As the kernel has them.
 #[repr(C)]
@@ -90,7 +109,7 @@ struct PathBeneath {
 }
 
 /// The version of Landlock that this kernel has, 0 where there is none.
-pub(crate) fn abi() -> u32 {
+pub fn abi() -> u32 {
     const VERSION: usize = 1;
     // SAFETY: with no attributes and this flag the call only returns a number.
     let abi = unsafe { call(libc::SYS_landlock_create_ruleset, [0, 0, VERSION]) };
@@ -99,7 +118,7 @@ pub(crate) fn abi() -> u32 {
 
 impl Ruleset {
     /// One that governs all that `abi` knows of files, and `scope`.
-    pub(crate) fn new(abi: u32, scope: Scope) -> io::Result<Ruleset> {
+    pub fn new(abi: u32, scope: Scope) -> io::Result<Ruleset> {
         const TCP: u64 = 0b11;
         const ABSTRACT_SOCKETS: u64 = 0b01;
         const SIGNALS: u64 = 0b10;
@@ -119,7 +138,7 @@ impl Ruleset {
     }
 
     /// Allows `rights` to what is behind `path`, and to what is below it.
-    pub(crate) fn allow(&self, path: BorrowedFd<'_>, rights: Rights) -> io::Result<()> {
+    pub fn allow(&self, path: BorrowedFd<'_>, rights: Rights) -> io::Result<()> {
         const PATH_BENEATH: usize = 1;
         let rule = PathBeneath { allowed: rights.0, parent: path.as_raw_fd() };
         let ruleset = self.0.as_fd().as_raw_fd() as usize;
@@ -129,7 +148,7 @@ impl Ruleset {
     }
 
     /// This process, and whatever it starts, is under the rules for good.
-    pub(crate) fn restrict_self(self) -> io::Result<()> {
+    pub fn restrict_self(self) -> io::Result<()> {
         // SAFETY: integers only.
         unsafe { call(libc::SYS_landlock_restrict_self, [self.0.as_raw_fd() as usize, 0]) }?;
         Ok(())
@@ -155,6 +174,7 @@ mod tests {
             let writing = Rights::read_and_write(abi);
             assert_eq!(writing.and(Rights::MAKE_CHAR.or(Rights::MAKE_BLOCK)).0, 0, "no devices, ABI {abi}");
             assert!(is_part_of(Rights::all(abi - 1), all), "versions only add");
+            assert!(abi < 2 || is_part_of(Rights::fill(), all), "ABI {abi}");
         }
         assert_eq!(Rights::read_and_execute().and(Rights::WRITE_FILE).0, 0);
     }

@@ -17,7 +17,7 @@ mod beneath;
 mod channel;
 mod confine;
 mod files;
-mod landlock;
+pub mod landlock;
 mod measure;
 mod process;
 mod sys;

@@ -160,6 +160,12 @@ impl<'e> CellBuilder<'e> {
         self
     }
 
+    /// An image of the engine's own store.
+    pub fn stored(mut self, image: ImageRef) -> Self {
+        self.draft.image = image;
+        self
+    }
+
     pub fn env(mut self, name: &str, value: &str) -> Self {
         self.draft.env.push((name.to_owned(), value.to_owned()));
         self

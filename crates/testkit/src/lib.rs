@@ -20,9 +20,11 @@ mod cell;
 pub mod docker;
 pub mod dockerd;
 pub mod gvisor;
+pub mod image;
 mod remains;
 mod rig;
 pub mod runtimes;
+pub mod tar;
 pub mod wasm;
 
 pub use bait::{Bait, Marked};

@@ -10,7 +10,7 @@ use super::place::Place;
 use super::report::Report;
 use crate::shell::{self, Result};
 
-const TARGETS: [&str; 3] = ["frame", "policy", "evidence"];
+const TARGETS: [&str; 4] = ["frame", "policy", "evidence", "archive"];
 const SECONDS_EACH: u64 = 8;
 /// The largest input that is tried: more than one frame.
 const MAX_BYTES: u32 = 70_000;

@@ -57,7 +57,7 @@ fn processes(found: &mut BTreeSet<String>) {
         let Ok(metadata) = fs::metadata(&dir) else { continue };
         let program = fs::read_link(dir.join("exe")).map(|exe| name(&exe)).unwrap_or_default();
         let program = program.trim_start_matches("memfd:").trim_end_matches(" (deleted)");
-        let ours = ["casemate", "casemate-launcher", "casemate-guest"].contains(&program);
+        let ours = ["casemate", "casemate-launcher", "casemate-guest", "casemate-unpack"].contains(&program);
         if ours || CELL_IDS.contains(&metadata.uid()) {
             found.insert(format!("process {pid} {program} of uid {}", metadata.uid()));
         }

@@ -74,6 +74,7 @@ struct UsageJson {
 pub(crate) struct ExplainJson {
     stack: Vec<&'static str>,
     class: &'static str,
+    image: String,
     floors: Vec<String>,
     limits: Vec<LimitJson>,
     unbounded: Vec<&'static str>,
@@ -136,11 +137,12 @@ impl RunJson {
 }
 
 impl ExplainJson {
-    pub(crate) fn new(Explanation { choice, limits, floors, .. }: Explanation) -> ExplainJson {
+    pub(crate) fn new(Explanation { choice, image, limits, floors }: Explanation) -> ExplainJson {
         let passed_over = choice.passed_over.into_iter();
         ExplainJson {
             stack: walls(&choice.stack),
             class: choice.class.as_str(),
+            image,
             floors,
             limits: limits_of(&limits, &choice.unbounded),
             unbounded: names(&choice.unbounded),

@@ -40,7 +40,7 @@ fn ready() -> Result<(), Failure> {
 
 /// Loads our image, and runs a program in a container.
 async fn attempt(policy: Option<&Path>) -> Result<Result<(), Refusal>, Failure> {
-    let _step = Step::begin("starting a container".into());
+    let _step = Step::begin("starting a container");
     let engine = home::open(policy, Ahead::Nothing, None).await?;
     let stack = Stack::of(Wall::Docker);
     let profile = engine.profiles().iter().find(|profile| *profile.stack() == stack);
@@ -74,7 +74,7 @@ fn has_apt() -> bool {
 }
 
 fn install() -> Result<(), Failure> {
-    let _step = Step::begin("installing docker.io from the distribution".into());
+    let _step = Step::begin("installing docker.io from the distribution");
     let mut apt = Command::new("apt-get");
     apt.args(["--quiet=2", "--yes", "--no-install-recommends", "install", "docker.io"]);
     apt.env("DEBIAN_FRONTEND", "noninteractive");

@@ -31,7 +31,7 @@ pub(super) async fn gvisor(from: Option<&Path>, policy: Option<&Path>) -> Result
             install(&program, &target)?;
         }
     }
-    let step = Step::begin("starting a sandbox".into());
+    let step = Step::begin("starting a sandbox");
     let engine = home::open(policy, Ahead::Nothing, None).await?;
     let works = engine.probe_gvisor().await;
     engine.shutdown().await?;
@@ -82,7 +82,7 @@ fn fetch(place: &Place) -> Result<PathBuf, Failure> {
         run(update, ELSEWHERE, ELSEWHERE)?;
     }
     {
-        let _step = Step::begin("fetching runsc".into());
+        let _step = Step::begin("fetching runsc");
         let mut download = apt(place);
         download.args(["download", "runsc"]);
         run(download, ELSEWHERE, ELSEWHERE)?;

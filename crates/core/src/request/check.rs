@@ -190,10 +190,16 @@ pub(super) fn argument_total(workload: &Workload, env: &[(String, String)]) -> R
 }
 
 pub(super) fn image(image: &ImageRef) -> Result<(), Invalid> {
-    let label = image.label();
+    let label = match image {
+        ImageRef::Host => return Ok(()),
+        ImageRef::Directory { label } => label,
+        // By its digest, it may be asked for without a name.
+        ImageRef::Stored { name, digest } if *name == digest.to_string() => return Ok(()),
+        ImageRef::Stored { name, .. } => return crate::image::check_image_name(name),
+    };
     no_nul("an image label", label)?;
     // A directory that called itself `host` would read as the host image in the evidence.
-    let disguised = *image != ImageRef::Host && label == ImageRef::Host.label();
+    let disguised = *label == ImageRef::Host.label();
     if (1..=MAX_PATH_BYTES).contains(&label.len()) && !disguised {
         return Ok(());
     }

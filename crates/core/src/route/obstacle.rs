@@ -110,7 +110,7 @@ fn supported(request: &Request, profile: &Profile) -> Result<(), Obstacle> {
         }
     }
     if !clauses.images.contains(&ImageKind::of(request.image())) {
-        let image = quote(request.image().label());
+        let image = quote(&request.image().label());
         return unsupported(format!("the image {image} is not supported"), "choose another --image");
     }
     let switches = [

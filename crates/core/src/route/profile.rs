@@ -45,6 +45,7 @@ pub enum Support {
 pub enum ImageKind {
     Host,
     Directory,
+    Stored,
 }
 
 /// Which clauses of a request this stack can honour. The default is none.
@@ -157,6 +158,7 @@ impl ImageKind {
         match image {
             ImageRef::Host => ImageKind::Host,
             ImageRef::Directory { .. } => ImageKind::Directory,
+            ImageRef::Stored { .. } => ImageKind::Stored,
         }
     }
 }

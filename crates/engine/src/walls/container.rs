@@ -73,7 +73,7 @@ pub(super) struct Sentry<'a> {
 pub(super) fn image_kind(plan: &Plan) -> Image {
     match plan.image() {
         ImageRef::Host => Image::Host,
-        ImageRef::Directory { .. } => Image::Directory,
+        ImageRef::Directory { .. } | ImageRef::Stored { .. } => Image::Directory,
     }
 }
 

@@ -11,6 +11,7 @@
 mod bare_wasm;
 mod docker;
 mod hostile;
+mod images;
 mod judged;
 mod network;
 mod resources;
@@ -33,7 +34,7 @@ fn main() -> ExitCode {
     }
     let wanted: Vec<String> = std::env::args().skip(1).filter(|arg| !arg.starts_with('-')).collect();
     let rows: Vec<&'static Row> =
-        [table::ROWS, resources::ROWS, wasm::ROWS, hostile::ROWS, network::ROWS, table::REST]
+        [table::ROWS, resources::ROWS, wasm::ROWS, hostile::ROWS, images::ROWS, network::ROWS, table::REST]
             .into_iter()
             .flatten()
             .collect();

@@ -128,6 +128,11 @@ pub(crate) const REST: &[Row] = &[
         "resources of an instance",
         "an instance has no processes, signals or sockets; conformance runs every limit on both WASM stacks",
     ),
+    settled(
+        &[105],
+        "archives of images",
+        "tests/images.rs imports one of every kind, and looks at what they leave",
+    ),
     later(&[95], "another tenant's id", "with the HTTP API: nothing can be addressed by id today"),
     later(&[96], "another tenant's secret", "with the egress broker: secrets are refused today"),
     later(&[101], "huge or deep JSON", "with the HTTP API"),

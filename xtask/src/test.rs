@@ -13,9 +13,9 @@ mod user;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
+use crate::docker::Dockerd;
 use crate::shell::{self, Result, heading};
 use crate::{docker, packages};
-use crate::docker::Dockerd;
 use leftovers::Leftovers;
 use place::Place;
 use report::Report;

@@ -83,7 +83,8 @@ pub(crate) async fn doctor(policy: Option<&Path>, json: bool) -> Result<u8, Fail
 /// Tries the walls in a home of their own: probes are nobody's executions and leave no records.
 async fn examine(home: &Path, policy: String, docker: DockerRuntime) -> Result<Report, Failure> {
     let scratch = Scratch::beneath(home)?;
-    let probe_policy = Policy::parse(&format!("{PROBE_POLICY}[docker]\nruntime = \"{docker}\"\n")).map_err(|error| Failure::new(error, ""))?;
+    let probe_policy = Policy::parse(&format!("{PROBE_POLICY}[docker]\nruntime = \"{docker}\"\n"))
+        .map_err(|error| Failure::new(error, ""))?;
     let engine = Engine::open(Config {
         durability: Durability::OnExit,
         ahead: Ahead::Nothing,

@@ -26,8 +26,9 @@ impl Traces {
     pub fn of(run: &str) -> Traces {
         let all: Vec<Process> = processes();
         let containers = crate::docker::containers(&format!("casemate.run={run}"));
-        let contained =
-            |process: &Process| containers.iter().any(|container| process.places.contains(container.as_str()));
+        let contained = |process: &Process| {
+            containers.iter().any(|container| process.places.contains(container.as_str()))
+        };
         let mut launchers: Vec<&Process> = all.iter().filter(|process| is_launcher(process, run)).collect();
         launchers.sort_by_key(|launcher| launcher.pid);
         let mut cells: Vec<(u32, String)> = all
@@ -181,7 +182,8 @@ fn mount_points(pid: u32) -> Vec<String> {
     // Nor what the Docker Engine mounts for whoever uses it.
     let engines = crate::docker::place();
     let others = |point: &&str| {
-        point.starts_with("/host") || engines.as_ref().is_some_and(|place| Path::new(point).starts_with(place))
+        point.starts_with("/host")
+            || engines.as_ref().is_some_and(|place| Path::new(point).starts_with(place))
     };
     points.filter(|point| !others(point)).map(str::to_owned).collect()
 }

@@ -104,20 +104,20 @@ impl Rig {
 
     /// Whether an asked-for limit is enforced on `stack` by this user; otherwise the run must be refused with a hint.
     pub fn can_enforce(&self, stack: &Stack, kind: LimitKind) -> bool {
-    let process = stack.outermost() == Wall::Process;
-    match kind {
-        LimitKind::WallTime | LimitKind::Output | LimitKind::OpenFiles => true,
-        // A worker counts what its instances take, and they cannot start processes.
-        LimitKind::Memory | LimitKind::CpuTime | LimitKind::Pids if stack.contains(Wall::Wasm) => true,
-        // gVisor does not count those of a file system that the Docker Engine asked for.
-        LimitKind::Inodes if stack.outermost() == Wall::Docker => !self.is_in_gvisor(stack),
-        LimitKind::Disk | LimitKind::Inodes => !process,
-        // Without a cgroup, the kernel counts processes per user namespace.
-        LimitKind::Pids => is_root() || !process,
-        LimitKind::Memory | LimitKind::CpuTime | LimitKind::Cpus => is_root(),
-        LimitKind::DiskIo => false,
+        let process = stack.outermost() == Wall::Process;
+        match kind {
+            LimitKind::WallTime | LimitKind::Output | LimitKind::OpenFiles => true,
+            // A worker counts what its instances take, and they cannot start processes.
+            LimitKind::Memory | LimitKind::CpuTime | LimitKind::Pids if stack.contains(Wall::Wasm) => true,
+            // gVisor does not count those of a file system that the Docker Engine asked for.
+            LimitKind::Inodes if stack.outermost() == Wall::Docker => !self.is_in_gvisor(stack),
+            LimitKind::Disk | LimitKind::Inodes => !process,
+            // Without a cgroup, the kernel counts processes per user namespace.
+            LimitKind::Pids => is_root() || !process,
+            LimitKind::Memory | LimitKind::CpuTime | LimitKind::Cpus => is_root(),
+            LimitKind::DiskIo => false,
+        }
     }
-}
 
     /// How much of a limit on disk or inodes is there for `place`. The Docker Engine mounts a file system for each.
     pub fn share(&self, stack: &Stack, place: &str, limit: u64) -> u64 {

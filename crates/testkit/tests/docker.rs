@@ -50,7 +50,14 @@ impl Foreign {
         let image = docker(&["images", "--quiet", "--filter", "label=casemate.skeleton"]);
         let image = image.lines().next().expect("an image").to_owned();
         let made = docker(&[
-            "create", "--label", &mark, "--network", "none", "--interactive", &image, "/.casemate/guest",
+            "create",
+            "--label",
+            &mark,
+            "--network",
+            "none",
+            "--interactive",
+            &image,
+            "/.casemate/guest",
         ]);
         Foreign(made.trim().to_owned())
     }
@@ -67,7 +74,8 @@ impl Drop for Foreign {
 }
 
 fn docker(words: &[&str]) -> String {
-    let output = Command::new("docker").args(words).env("DOCKER_HOST", host()).output().expect("the docker command");
+    let output =
+        Command::new("docker").args(words).env("DOCKER_HOST", host()).output().expect("the docker command");
     assert!(output.status.success(), "docker {words:?}: {}", String::from_utf8_lossy(&output.stderr));
     String::from_utf8(output.stdout).expect("plain text")
 }
@@ -79,7 +87,8 @@ fn killed_in_the_middle_the_next_start_removes_its_container_and_no_other() {
         return;
     }
     let foreign = Foreign::start("kill");
-    let mut sibling = on(&home, &host(), &["--timeout", "120s", "--", "sh", "-c", "echo ready; cat; echo untouched"]);
+    let mut sibling =
+        on(&home, &host(), &["--timeout", "120s", "--", "sh", "-c", "echo ready; cat; echo untouched"]);
     sibling.stdin(std::process::Stdio::piped());
     let mut sibling = Running::start(sibling);
     sibling.wait_for_output("ready");
@@ -172,7 +181,11 @@ fn an_engine_that_is_back_needs_no_other_casemate() {
     let dir = tempfile::TempDir::with_prefix("cm-dockerd-").expect("a directory");
     let mut dockerd = Dockerd::start(&dir.path().join("dockerd"), None).expect("an engine of our own");
     let stack = Stack::of(Wall::Docker);
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("a runtime");
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()
+        .expect("a runtime");
     runtime.block_on(async {
         let rig = Rig::on_engine(&dockerd.host()).await;
         let once = || cell(&rig, &stack).shell("echo here").run();
@@ -188,7 +201,8 @@ fn an_engine_that_is_back_needs_no_other_casemate() {
         assert_eq!(once().await.out(), "here\n");
         rig.close().await;
     });
-    let listed = Command::new("docker").args(["ps", "--all", "--quiet"]).env("DOCKER_HOST", dockerd.host()).output();
+    let listed =
+        Command::new("docker").args(["ps", "--all", "--quiet"]).env("DOCKER_HOST", dockerd.host()).output();
     assert_eq!(listed.expect("the docker command").stdout, b"", "the orphan was removed");
 }
 
@@ -228,7 +242,8 @@ fn a_runtime_that_the_engine_does_not_have_is_refused() {
     }
     let dockerd = Dockerd::start(&home.beside("dockerd"), None).expect("an engine of our own");
     let policy = home.write_beside("policy.toml", "[docker]\nruntime = \"runsc\"\n");
-    finish(on(&home, &dockerd.host(), &["--policy", &policy, "--", "true"])).refused("no runtime of the name runsc");
+    finish(on(&home, &dockerd.host(), &["--policy", &policy, "--", "true"]))
+        .refused("no runtime of the name runsc");
 }
 
 /// What came of a request, but for what takes time.
@@ -238,7 +253,8 @@ fn result(home: &Home, wall: &str, image: &Path, words: &[&str]) -> Value {
     let landing = format!("/work/out:{}", out.display());
     let image = image.display().to_string();
     let mut command = home.run_command(
-        &[&["--json", "--on", wall, "--image", &image, "--out", &landing, "--memory", "128M"], words].concat(),
+        &[&["--json", "--on", wall, "--image", &image, "--out", &landing, "--memory", "128M"], words]
+            .concat(),
     );
     command.env("DOCKER_HOST", host());
     let done = finish(command);
@@ -246,7 +262,10 @@ fn result(home: &Home, wall: &str, image: &Path, words: &[&str]) -> Value {
     let mut files = BTreeMap::new();
     for entry in std::fs::read_dir(&out).into_iter().flatten().flatten() {
         let name = entry.file_name().to_string_lossy().into_owned();
-        files.insert(name, String::from_utf8_lossy(&std::fs::read(entry.path()).expect("a file")).into_owned());
+        files.insert(
+            name,
+            String::from_utf8_lossy(&std::fs::read(entry.path()).expect("a file")).into_owned(),
+        );
     }
     json!({
         "code": done.code, "status": json["status"].take(), "stdout": json["stdout"].take(), "stderr": json["stderr"].take(),
@@ -283,7 +302,12 @@ fn the_same_image_and_request_come_to_the_same_everywhere() {
         let expected = result(&home, "container", &image, &words);
         assert_eq!(result(&home, "docker", &image, &words), expected, "{script}");
     }
-    let code = ["--lang", "python", "-c", "import os; os.makedirs('out'); open('out/a', 'w').write('b'); print(sum(range(99)))"];
+    let code = [
+        "--lang",
+        "python",
+        "-c",
+        "import os; os.makedirs('out'); open('out/a', 'w').write('b'); print(sum(range(99)))",
+    ];
     assert_eq!(result(&home, "docker", &image, &code), result(&home, "container", &image, &code));
 }
 
@@ -346,7 +370,9 @@ fn the_record_says_what_stood() {
     let writable: Vec<&str> = mounts
         .iter()
         .filter_map(Value::as_str)
-        .filter(|mount| mount.split(' ').nth(2).is_some_and(|options| options.split(',').any(|option| option == "rw")))
+        .filter(|mount| {
+            mount.split(' ').nth(2).is_some_and(|options| options.split(',').any(|option| option == "rw"))
+        })
         .filter_map(|mount| mount.split(' ').next())
         .collect();
     let mut writable = writable;

@@ -33,7 +33,10 @@ fn native() -> Vec<Venue> {
 
 /// All that a caller gets, for comparison.
 fn seen(ran: &Ran) -> String {
-    let files = ran.files.entries.iter().map(|entry| format!("{entry:?}")).collect::<Vec<_>>().join("\n");
+    // In which order a directory is listed is up to its file system.
+    let mut files: Vec<String> = ran.files.entries.iter().map(|entry| format!("{entry:?}")).collect();
+    files.sort();
+    let files = files.join("\n");
     let outcome = &ran.outcome;
     format!("{:?}\n{:?}\n{}\n{}\n{files}", outcome.status, outcome.denied, ran.out(), ran.err())
 }

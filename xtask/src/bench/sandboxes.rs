@@ -47,7 +47,11 @@ fn import(dockerd: &Dockerd, stage: &Stage) -> Result {
     let mut tar = tar.spawn().map_err(|error| format!("cannot start tar: {error}"))?;
     let files = tar.stdout.take().ok_or("tar has no output")?;
     let mut import = Command::new("docker");
-    import.args(["import", "-", IMAGE]).env(docker::VARIABLE, dockerd.host()).stdin(files).stdout(Stdio::null());
+    import
+        .args(["import", "-", IMAGE])
+        .env(docker::VARIABLE, dockerd.host())
+        .stdin(files)
+        .stdout(Stdio::null());
     let imported = import.status().map_err(|error| format!("cannot start docker: {error}"))?;
     let packed = tar.wait().map_err(|error| error.to_string())?;
     match imported.success() && packed.success() {

@@ -126,7 +126,8 @@ impl Docker {
 
     /// Waits until every container is gone.
     pub(crate) async fn shutdown(&self) {
-        let leaving = std::mem::take(&mut *self.shared.leaving.lock().unwrap_or_else(PoisonError::into_inner));
+        let leaving =
+            std::mem::take(&mut *self.shared.leaving.lock().unwrap_or_else(PoisonError::into_inner));
         for removal in leaving {
             let _ = removal.await;
         }
@@ -144,9 +145,9 @@ impl Docker {
         let socket = self.socket.as_ref().map_err(|refusal| WallError::Refused(refusal.clone()))?;
         let engine = Engine::reach(socket, self.runtime).await.map_err(WallError::Refused)?;
         // Before there is anything to be found.
-        self.home
-            .note_engine(socket)
-            .map_err(|error| WallError::Failed(format!("cannot note which Docker Engine is used: {error}")))?;
+        self.home.note_engine(socket).map_err(|error| {
+            WallError::Failed(format!("cannot note which Docker Engine is used: {error}"))
+        })?;
         self.sweep(&engine, None).await?;
         Ok(known.insert(Arc::new(engine)).clone())
     }
@@ -154,7 +155,8 @@ impl Docker {
     /// Removes containers of this home that nobody looks after any more, and no others. `dead` is a run that we have locked.
     async fn sweep(&self, engine: &Engine, dead: Option<RunId>) -> Result<(), WallError> {
         let filters = HashMap::from([("label".to_owned(), vec![format!("{HOME_LABEL}={}", self.home_id)])]);
-        let options = ListContainersOptions { all: true, filters: Some(filters), ..ListContainersOptions::default() };
+        let options =
+            ListContainersOptions { all: true, filters: Some(filters), ..ListContainersOptions::default() };
         let found = engine.client.list_containers(Some(options)).await;
         for container in found.map_err(|error| engine::trouble("list containers", error))? {
             let labels = container.labels.unwrap_or_default();
@@ -234,8 +236,9 @@ impl Docker {
     fn config(&self, plan: &Plan) -> Config {
         let bound = |kind| plan.limits().get(kind).map_or(0, |bound| bound.value);
         let gvisor = self.runtime == DockerRuntime::Runsc;
-        // gVisor's processes are many to this kernel's cgroup, so it counts those of the payload's user itself.
-        let processes = gvisor.then(|| bound(LimitKind::Pids));
+        // gVisor's processes are many to this kernel's cgroup, so it counts those of the payload's user itself; but not the first
+        // one, which became that user.
+        let processes = gvisor.then(|| bound(LimitKind::Pids).saturating_sub(1));
         Config {
             version: PROTOCOL_VERSION,
             payload_id: gvisor.then_some(PAYLOAD_ID),
@@ -272,8 +275,7 @@ impl Wall for Docker {
 }
 
 /// Why there is no `docker+wasm`.
-pub(crate) const NO_PROGRAM: &str =
-    "a WASM worker and the line to it are open files, which cannot be handed to a container of the Docker Engine";
+pub(crate) const NO_PROGRAM: &str = "a WASM worker and the line to it are open files, which cannot be handed to a container of the Docker Engine";
 
 fn no_channel(error: std::io::Error) -> WallError {
     WallError::Failed(format!("cannot make a channel: {error}"))

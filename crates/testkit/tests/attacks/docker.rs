@@ -14,9 +14,15 @@ pub(crate) fn on(row: &Row, container: On) -> On {
         (Trial::Probe { args, .. }, On::Held(Control::Without(set))) if can_be_left_out(set, args) => {
             On::Held(Control::PlainDocker(set))
         }
-        (_, On::Held(Control::Without(_) | Control::HostRoot(_) | Control::OpenImage(_) | Control::AnswersDiffer(_))) => {
-            On::Held(Control::OfTheContainer)
-        }
+        (
+            _,
+            On::Held(
+                Control::Without(_)
+                | Control::HostRoot(_)
+                | Control::OpenImage(_)
+                | Control::AnswersDiffer(_),
+            ),
+        ) => On::Held(Control::OfTheContainer),
         (_, on) => on,
     }
 }
@@ -102,11 +108,46 @@ pub(crate) fn plain(without: &[Layer], argv: &[String]) -> Result<String, String
 /// Those that root has here, in the order of their numbers.
 fn capabilities() -> Vec<&'static str> {
     const NAMES: [&str; 41] = [
-        "CHOWN", "DAC_OVERRIDE", "DAC_READ_SEARCH", "FOWNER", "FSETID", "KILL", "SETGID", "SETUID", "SETPCAP",
-        "LINUX_IMMUTABLE", "NET_BIND_SERVICE", "NET_BROADCAST", "NET_ADMIN", "NET_RAW", "IPC_LOCK", "IPC_OWNER",
-        "SYS_MODULE", "SYS_RAWIO", "SYS_CHROOT", "SYS_PTRACE", "SYS_PACCT", "SYS_ADMIN", "SYS_BOOT", "SYS_NICE",
-        "SYS_RESOURCE", "SYS_TIME", "SYS_TTY_CONFIG", "MKNOD", "LEASE", "AUDIT_WRITE", "AUDIT_CONTROL", "SETFCAP",
-        "MAC_OVERRIDE", "MAC_ADMIN", "SYSLOG", "WAKE_ALARM", "BLOCK_SUSPEND", "AUDIT_READ", "PERFMON", "BPF",
+        "CHOWN",
+        "DAC_OVERRIDE",
+        "DAC_READ_SEARCH",
+        "FOWNER",
+        "FSETID",
+        "KILL",
+        "SETGID",
+        "SETUID",
+        "SETPCAP",
+        "LINUX_IMMUTABLE",
+        "NET_BIND_SERVICE",
+        "NET_BROADCAST",
+        "NET_ADMIN",
+        "NET_RAW",
+        "IPC_LOCK",
+        "IPC_OWNER",
+        "SYS_MODULE",
+        "SYS_RAWIO",
+        "SYS_CHROOT",
+        "SYS_PTRACE",
+        "SYS_PACCT",
+        "SYS_ADMIN",
+        "SYS_BOOT",
+        "SYS_NICE",
+        "SYS_RESOURCE",
+        "SYS_TIME",
+        "SYS_TTY_CONFIG",
+        "MKNOD",
+        "LEASE",
+        "AUDIT_WRITE",
+        "AUDIT_CONTROL",
+        "SETFCAP",
+        "MAC_OVERRIDE",
+        "MAC_ADMIN",
+        "SYSLOG",
+        "WAKE_ALARM",
+        "BLOCK_SUSPEND",
+        "AUDIT_READ",
+        "PERFMON",
+        "BPF",
         "CHECKPOINT_RESTORE",
     ];
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
@@ -117,7 +158,8 @@ fn capabilities() -> Vec<&'static str> {
 
 /// The image of the trials, which came first: there is nothing in it but the guest and empty directories.
 fn image() -> Result<String, String> {
-    let list = Command::new("docker").args(["images", "--quiet", "--filter", "label=casemate.skeleton"]).output();
+    let list =
+        Command::new("docker").args(["images", "--quiet", "--filter", "label=casemate.skeleton"]).output();
     let list = list.map_err(|error| format!("docker: {error}"))?;
     let ids = String::from_utf8_lossy(&list.stdout);
     ids.lines().next().map(str::to_owned).ok_or_else(|| "no image of ours is there".into())

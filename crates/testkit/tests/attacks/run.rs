@@ -7,15 +7,15 @@ use std::process::{Command, Stdio};
 use std::sync::Arc;
 
 use casemate_testkit::{
-    Bait, CellBuilder, DockerRuntime, HOSTILE_WORKER, Layer, PROBE, Ran, Rig, Stack, Status, Venue, Wall, cell,
-    is_root, venues, wasm,
+    Bait, CellBuilder, DockerRuntime, HOSTILE_WORKER, Layer, PROBE, Ran, Rig, Stack, Status, Venue, Wall,
+    cell, is_root, venues, wasm,
 };
 use tempfile::TempDir;
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 
-use crate::{docker, network};
 use crate::row::{Control, Finding, On, Row, Scene, Trial, layers};
+use crate::{docker, network};
 
 /// Cells at a time: the machine has few cores, and a judged trial measures time.
 const AT_ONCE: usize = 4;
@@ -129,7 +129,9 @@ impl Suite {
             Wall::Gvisor => in_gvisor(self.rows[row], container),
             Wall::Docker => match venue.docker {
                 DockerRuntime::Runc => docker::on(self.rows[row], container),
-                DockerRuntime::Runsc => docker::in_gvisor(self.rows[row], in_gvisor(self.rows[row], container)),
+                DockerRuntime::Runsc => {
+                    docker::in_gvisor(self.rows[row], in_gvisor(self.rows[row], container))
+                }
             },
             other => panic!("the table has no column for {other}"),
         };

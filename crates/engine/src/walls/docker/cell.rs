@@ -73,7 +73,12 @@ pub(super) struct DockerCell {
 
 impl DockerCell {
     /// Begins to build a container; `channel` is what its guest will be connected to.
-    pub(super) fn build(blueprint: Blueprint, shared: Arc<Shared>, channel: UnixStream, held: Arc<Notify>) -> DockerCell {
+    pub(super) fn build(
+        blueprint: Blueprint,
+        shared: Arc<Shared>,
+        channel: UnixStream,
+        held: Arc<Notify>,
+    ) -> DockerCell {
         let blueprint = Arc::new(blueprint);
         let (told, building) = oneshot::channel();
         let (ending, ended) = watch::channel(None);
@@ -101,7 +106,9 @@ impl DockerCell {
 
     async fn built(&mut self) -> Result<&mut Built, WallError> {
         if let Some(building) = &mut self.building {
-            let built = building.await.unwrap_or_else(|_| Err(WallError::Failed("the container was given up".into())));
+            let built = building
+                .await
+                .unwrap_or_else(|_| Err(WallError::Failed("the container was given up".into())));
             self.building = None;
             self.built = Some(built?);
         }
@@ -218,7 +225,11 @@ impl Control for DockerCell {
             built?;
             if let Some(vanished) = vanished {
                 // An end that the kernel's counters explain is none of the engine's.
-                return if self.last.oom_kills.is_some_and(|kills| kills > 0) { Ok(self.last) } else { Err(vanished) };
+                return if self.last.oom_kills.is_some_and(|kills| kills > 0) {
+                    Ok(self.last)
+                } else {
+                    Err(vanished)
+                };
             }
             // Nothing in there lives any more once the guest's stream has ended.
             let mut ended = self.ended.clone();
@@ -271,23 +282,18 @@ async fn build(
         })?
         .id;
     steps.mark("create container");
-    let (attached, early) = engine
-        .attach(&id)
-        .await
-        .map_err(|error| WallError::Failed(format!("the Docker Engine did not attach us: {}", words(&error))))?;
+    let (attached, early) = engine.attach(&id).await.map_err(|error| {
+        WallError::Failed(format!("the Docker Engine did not attach us: {}", words(&error)))
+    })?;
     tokio::spawn(async move {
         let ended = stream::carry(attached, early, channel).await;
         ending.send_replace(Some(ended.err().map(|error| error.to_string())));
     });
     steps.mark("attach");
-    engine
-        .client
-        .start_container(&id, None)
-        .await
-        .map_err(|error| match blueprint.layout.is_there() {
-            true => trouble("start the container", error),
-            false => WallError::Failed("the image changed during the launch".into()),
-        })?;
+    engine.client.start_container(&id, None).await.map_err(|error| match blueprint.layout.is_there() {
+        true => trouble("start the container", error),
+        false => WallError::Failed("the image changed during the launch".into()),
+    })?;
     steps.mark("start container");
     let said = engine.client.inspect_container(&id, None).await;
     let said = said.map_err(|error| trouble("show the container", error))?;
@@ -297,7 +303,8 @@ async fn build(
             "it has to: look for what changes it, such as a plugin or a setting of the engine",
         )));
     }
-    let pid = said.state.and_then(|state| state.pid).and_then(|pid| i32::try_from(pid).ok()).filter(|pid| *pid > 0);
+    let pid =
+        said.state.and_then(|state| state.pid).and_then(|pid| i32::try_from(pid).ok()).filter(|pid| *pid > 0);
     let pid = pid.ok_or_else(short_lived)?;
     if let Some(count) = asked.fewer_processes() {
         let fewer = ContainerUpdateBody { pids_limit: Some(count), ..ContainerUpdateBody::default() };
@@ -325,7 +332,9 @@ fn elsewhere() -> WallError {
 fn inspect(blueprint: &Blueprint, built: &Built) -> Result<Seen, String> {
     let unreadable = |error: std::io::Error| format!("it cannot be looked at: {}", words(&error));
     let (pid, files) = match blueprint.runtime {
-        DockerRuntime::Runc => look::only_child(built.pid).map(|payload| (payload, payload)).map_err(unreadable)?,
+        DockerRuntime::Runc => {
+            look::only_child(built.pid).map(|payload| (payload, payload)).map_err(unreadable)?
+        }
         DockerRuntime::Runsc => (built.pid, look::gofer(&built.groups).map_err(unreadable)?),
     };
     let seen = look::look(pid, &built.groups).map_err(unreadable)?;

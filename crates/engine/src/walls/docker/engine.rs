@@ -81,7 +81,9 @@ impl Engine {
     pub(super) async fn reach(socket: &Path, runtime: DockerRuntime) -> Result<Engine, Refusal> {
         let said = match timeout(FIRST_ANSWER, ping(socket)).await {
             Ok(Ok(said)) => said,
-            Ok(Err(error)) if error.kind() == io::ErrorKind::PermissionDenied => return Err(forbidden(socket)),
+            Ok(Err(error)) if error.kind() == io::ErrorKind::PermissionDenied => {
+                return Err(forbidden(socket));
+            }
             Ok(Err(error)) => return Err(absent(socket, &words(&error))),
             Err(_) => return Err(absent(socket, &format!("nothing came within {FIRST_ANSWER:?}"))),
         };
@@ -143,14 +145,23 @@ fn check(info: &SystemInfo, runtime: DockerRuntime) -> Result<Swap, Refusal> {
     }
     let kernel = rustix::system::uname();
     if info.kernel_version.as_deref() != kernel.release().to_str().ok() {
-        return lacks("runs on another kernel than this one", "use an engine on this machine, not in a virtual one");
+        return lacks(
+            "runs on another kernel than this one",
+            "use an engine on this machine, not in a virtual one",
+        );
     }
     let secured = info.security_options.iter().flatten();
     if !secured.clone().any(|option| option.starts_with("name=seccomp")) {
-        return lacks("has no seccomp", "use a kernel with CONFIG_SECCOMP_FILTER, and an engine built with it");
+        return lacks(
+            "has no seccomp",
+            "use a kernel with CONFIG_SECCOMP_FILTER, and an engine built with it",
+        );
     }
     if secured.clone().any(|option| option == "name=rootless") {
-        return lacks("is rootless, and what it limits cannot be read from outside", "use one that runs as root");
+        return lacks(
+            "is rootless, and what it limits cannot be read from outside",
+            "use one that runs as root",
+        );
     }
     let controllers = [
         ("memory", info.memory_limit),
@@ -230,10 +241,12 @@ pub(super) fn words(error: &io::Error) -> String {
 pub(super) fn trouble(step: &str, error: ClientError) -> WallError {
     match error {
         // It understood, and will not.
-        ClientError::DockerResponseServerError { status_code: 400..500, message } => WallError::Refused(Refusal::new(
-            format!("the Docker Engine would not {step}: {message}"),
-            "`casemate doctor` tries it with a small program; the engine's own log says more",
-        )),
+        ClientError::DockerResponseServerError { status_code: 400..500, message } => {
+            WallError::Refused(Refusal::new(
+                format!("the Docker Engine would not {step}: {message}"),
+                "`casemate doctor` tries it with a small program; the engine's own log says more",
+            ))
+        }
         ClientError::DockerResponseServerError { message, .. } => {
             WallError::Failed(format!("the Docker Engine could not {step}: {message}"))
         }

@@ -53,8 +53,11 @@ impl Groups {
         let nanos = number(&self.cpuacct, &["cpuacct.usage"]);
         let pids_denied = within(&self.pids, "pids.events", "max ");
         // The peak is that of the runtime, which has more threads than most payloads; unless the limit was reached.
-        let counted: &[&str] =
-            if pids_denied.is_some_and(|times| times > 0) { &["pids.peak", "pids.max"] } else { &["pids.current"] };
+        let counted: &[&str] = if pids_denied.is_some_and(|times| times > 0) {
+            &["pids.peak", "pids.max"]
+        } else {
+            &["pids.current"]
+        };
         Counters {
             cpu_micros: within(&self.cpu, "cpu.stat", "usage_usec ").or(nanos.map(|nanos| nanos / 1000)),
             memory_peak_bytes: number(
@@ -95,7 +98,8 @@ fn find(membership: &str, mounts: &str, container: &str) -> Option<Groups> {
         if !path.contains(container) {
             continue;
         }
-        let Some(dir) = mounted(mounts, controllers).map(|mount| mount.join(path.trim_start_matches('/'))) else {
+        let Some(dir) = mounted(mounts, controllers).map(|mount| mount.join(path.trim_start_matches('/')))
+        else {
             continue;
         };
         let slots = [
@@ -131,7 +135,10 @@ fn mounted(mounts: &str, controllers: &str) -> Option<PathBuf> {
         let (root, point, kind, options) = (left.next()?, left.next()?, right.next()?, right.nth(1)?);
         let right_one = match controllers {
             "" => kind == "cgroup2",
-            _ => kind == "cgroup" && controllers.split(',').all(|name| options.split(',').any(|one| one == name)),
+            _ => {
+                kind == "cgroup"
+                    && controllers.split(',').all(|name| options.split(',').any(|one| one == name))
+            }
         };
         (right_one && root == "/").then(|| super::layout::unescaped(point))
     })

@@ -78,9 +78,9 @@ impl Layout {
                 ));
             }
             let name = entry.map_err(|error| unreadable(&root, &error))?.file_name();
-            let name = name.to_str().ok_or_else(|| {
-                Refusal::new("a name at the top of the image is not UTF-8", "rename it")
-            })?;
+            let name = name
+                .to_str()
+                .ok_or_else(|| Refusal::new("a name at the top of the image is not UTF-8", "rename it"))?;
             if !OURS.contains(&name) && name != OWN {
                 layout.adopt(&root, name, name)?;
             }

@@ -40,7 +40,8 @@ pub(super) fn only_child(init: i32) -> io::Result<i32> {
 
 /// The one process of a container that opens its files for gVisor's kernel. By its own word: nothing hostile has run yet.
 pub(super) fn gofer(groups: &Groups) -> io::Result<i32> {
-    let is_it = |pid: &i32| fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|words| words.starts_with(GOFER));
+    let is_it =
+        |pid: &i32| fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|words| words.starts_with(GOFER));
     match groups.processes()?.into_iter().filter(is_it).collect::<Vec<_>>()[..] {
         [pid] => Ok(pid),
         ref found => Err(io::Error::other(format!("there are {} of gVisor's file servers", found.len()))),
@@ -53,7 +54,9 @@ pub(super) fn look(pid: i32, groups: &Groups) -> io::Result<Seen> {
     let number = |key: &str| field(&status, key)?.split_whitespace().next()?.parse::<u32>().ok();
     let known = |key: &str| number(key).ok_or_else(|| missing(key));
     let set = |key: &str| {
-        field(&status, key).and_then(|text| u64::from_str_radix(text.trim(), 16).ok()).ok_or_else(|| missing(key))
+        field(&status, key)
+            .and_then(|text| u64::from_str_radix(text.trim(), 16).ok())
+            .ok_or_else(|| missing(key))
     };
     let mut unseen = Vec::new();
     let (mut own, mut shared) = (Vec::new(), Vec::new());
@@ -78,7 +81,11 @@ pub(super) fn look(pid: i32, groups: &Groups) -> io::Result<Seen> {
     let posture = Posture {
         uid: known("Uid")?,
         gid: known("Gid")?,
-        groups: field(&status, "Groups").unwrap_or_default().split_whitespace().flat_map(str::parse).collect(),
+        groups: field(&status, "Groups")
+            .unwrap_or_default()
+            .split_whitespace()
+            .flat_map(str::parse)
+            .collect(),
         cap_effective: set("CapEff")?,
         cap_permitted: set("CapPrm")?,
         cap_inheritable: set("CapInh")?,
@@ -102,8 +109,11 @@ impl Seen {
     /// What is wrong with a payload on the host's kernel, if anything.
     pub(super) fn violation(&self, asked: &Asked) -> Option<String> {
         let seen = &self.posture;
-        let capabilities =
-            seen.cap_effective | seen.cap_permitted | seen.cap_inheritable | seen.cap_bounding | seen.cap_ambient;
+        let capabilities = seen.cap_effective
+            | seen.cap_permitted
+            | seen.cap_inheritable
+            | seen.cap_bounding
+            | seen.cap_ambient;
         if seen.uid == 0 || seen.gid == 0 {
             return Some("the payload has the uid or gid of root".into());
         }
@@ -131,12 +141,14 @@ impl Seen {
         }
         // It has an empty file system of its own making, and no other.
         let open = seen.mounts.iter().find(|mount| !mount.options.split(',').any(|option| option == "ro"));
-        let open = || open.map(|mount| format!("gVisor's kernel has {} mounted {}", mount.point, mount.options));
+        let open =
+            || open.map(|mount| format!("gVisor's kernel has {} mounted {}", mount.point, mount.options));
         self.shared_namespace(&OWN_OF_SANDBOX).or_else(open).or_else(|| self.loose_limit(asked))
     }
 
     fn shared_namespace(&self, own: &[&str]) -> Option<String> {
-        let shared = own.iter().find(|name| self.posture.shared_namespaces.iter().any(|shared| shared == *name));
+        let shared =
+            own.iter().find(|name| self.posture.shared_namespaces.iter().any(|shared| shared == *name));
         shared.map(|name| format!("the {name} namespace is the host's"))
     }
 
@@ -147,17 +159,20 @@ impl Seen {
         for mount in &self.posture.mounts {
             let has = |wanted: &str| mount.options.split(',').any(|option| option == wanted);
             let writable = PLACES.iter().any(|(place, ..)| *place == mount.point);
-            let right = if writable { mount.kind == "tmpfs" && has("nosuid") && has("nodev") } else { has("ro") };
+            let right =
+                if writable { mount.kind == "tmpfs" && has("nosuid") && has("nodev") } else { has("ro") };
             if !right {
                 return Some(format!("{} is mounted {}", mount.point, mount.options));
             }
         }
         PLACES.iter().zip(asked.quotas).find_map(|((place, ..), (bytes, inodes))| {
-            let found = self.sizes.iter().rfind(|(point, _)| point == place).map(|(_, options)| options.as_str());
+            let found =
+                self.sizes.iter().rfind(|(point, _)| point == place).map(|(_, options)| options.as_str());
             let option = |key: &str| found?.split(',').find_map(|option| option.strip_prefix(key));
             let size = option("size=").and_then(|text| text.strip_suffix('k')?.parse::<u64>().ok());
             let count = option("nr_inodes=").and_then(|text| text.parse::<u64>().ok());
-            let bounded = size.is_some_and(|kib| kib * 1024 <= bytes) && count.is_some_and(|count| count <= inodes);
+            let bounded =
+                size.is_some_and(|kib| kib * 1024 <= bytes) && count.is_some_and(|count| count <= inodes);
             (!bounded).then(|| format!("{place} has no such quota as was asked for"))
         })
     }
@@ -185,7 +200,9 @@ pub(super) fn check_binds(root: &Path, binds: &[Bind]) -> Result<(), String> {
         let found = fs::symlink_metadata(&place).map(|found| (found.dev(), found.ino()));
         match found {
             Ok(found) if found == bind.identity => {}
-            Ok(_) => return Err(format!("the image changed during the launch: {} is something else", bind.place)),
+            Ok(_) => {
+                return Err(format!("the image changed during the launch: {} is something else", bind.place));
+            }
             Err(error) => return Err(format!("{} of the image is not there: {error}", bind.place)),
         }
     }

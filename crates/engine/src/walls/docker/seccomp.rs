@@ -12,7 +12,8 @@ use serde_json::{Value, json};
 
 /// The profile for payloads with this filter, and for the guest, which needs nothing else.
 pub(super) fn profile(program: Program) -> String {
-    let (mut allowed, mut refused, mut conditional) = (Vec::new(), BTreeMap::<i32, Vec<&str>>::new(), Vec::new());
+    let (mut allowed, mut refused, mut conditional) =
+        (Vec::new(), BTreeMap::<i32, Vec<&str>>::new(), Vec::new());
     for (name, rule) in casemate_filter::rules(program) {
         match rule {
             Rule::Always(Verdict::Allow) => allowed.push(name),
@@ -28,9 +29,11 @@ pub(super) fn profile(program: Program) -> String {
         }
     }
     let mut calls = vec![json!({"names": allowed, "action": "SCMP_ACT_ALLOW"})];
-    calls.extend(refused.into_iter().map(|(errno, names)| {
-        json!({"names": names, "action": "SCMP_ACT_ERRNO", "errnoRet": errno})
-    }));
+    calls.extend(
+        refused
+            .into_iter()
+            .map(|(errno, names)| json!({"names": names, "action": "SCMP_ACT_ERRNO", "errnoRet": errno})),
+    );
     calls.extend(conditional);
     json!({
         "defaultAction": "SCMP_ACT_ERRNO",
@@ -88,7 +91,8 @@ fn with(before: &Arguments, argument: u8, bits: Bits) -> Option<Arguments> {
 /// What an argument must be for a clause not to apply.
 fn escapes(clause: &Clause) -> Vec<Bits> {
     let shift = if clause.half == Half::High { 32 } else { 0 };
-    let bits = |(mask, value): (u32, u32)| Bits { mask: u64::from(mask) << shift, value: u64::from(value) << shift };
+    let bits =
+        |(mask, value): (u32, u32)| Bits { mask: u64::from(mask) << shift, value: u64::from(value) << shift };
     let values: Vec<u32> = clause.values.iter().copied().filter(|value| value & !clause.mask == 0).collect();
     match clause.when {
         Match::NoneOf => values.into_iter().map(|value| bits((clause.mask, value))).collect(),
@@ -123,7 +127,8 @@ mod tests {
     fn allows(profile: &Value, name: &str, arguments: &[u64; 6]) -> bool {
         let entries = profile["syscalls"].as_array().expect("a list").iter();
         entries.filter(|entry| entry["action"] == "SCMP_ACT_ALLOW").any(|entry| {
-            let named = entry["names"].as_array().is_some_and(|names| names.iter().any(|known| known == name));
+            let named =
+                entry["names"].as_array().is_some_and(|names| names.iter().any(|known| known == name));
             let number = |value: &Value| value.as_u64().expect("a number");
             named
                 && entry["args"].as_array().into_iter().flatten().all(|argument| {

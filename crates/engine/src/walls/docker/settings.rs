@@ -3,8 +3,9 @@
 use std::collections::HashMap;
 
 use bollard::models::{
-    ContainerCreateBody, ContainerInspectResponse, HostConfig, HostConfigCgroupnsModeEnum, HostConfigLogConfig,
-    Mount, MountBindOptions, MountBindOptionsPropagationEnum, MountType, ResourcesUlimits,
+    ContainerCreateBody, ContainerInspectResponse, HostConfig, HostConfigCgroupnsModeEnum,
+    HostConfigLogConfig, Mount, MountBindOptions, MountBindOptionsPropagationEnum, MountType,
+    ResourcesUlimits,
 };
 use casemate_core::limits::LimitKind;
 use casemate_core::plan::Plan;
@@ -122,10 +123,12 @@ pub(super) fn asked(plan: &Plan, context: &Context<'_>) -> Asked {
         DockerRuntime::Runsc => (SENTRY_MEMORY, SENTRY_PROCESSES, SENTRY_EACH),
     };
     let memory = bound(LimitKind::Memory).map(|bytes| bytes.saturating_add(own_memory));
-    let processes = bound(LimitKind::Pids).map(|count| count.saturating_mul(each).saturating_add(own_processes));
+    let processes =
+        bound(LimitKind::Pids).map(|count| count.saturating_mul(each).saturating_add(own_processes));
     let quotas = quotas(bound(LimitKind::Disk).unwrap_or(0), bound(LimitKind::Inodes).unwrap_or(0));
     let number = |value: u64| i64::try_from(value).unwrap_or(i64::MAX);
-    let nano_cpus = bound(LimitKind::Cpus).map(|milli| number(milli.min(context.processors * 1000) * 1_000_000));
+    let nano_cpus =
+        bound(LimitKind::Cpus).map(|milli| number(milli.min(context.processors * 1000) * 1_000_000));
     let (user, capabilities) = match context.runtime {
         DockerRuntime::Runc => (format!("{PAYLOAD_ID}:{PAYLOAD_ID}"), None),
         // Root of gVisor's kernel, not of the host's: in there, a payload with the guest's uid could write into the guest's channel.
@@ -163,11 +166,8 @@ pub(super) fn asked(plan: &Plan, context: &Context<'_>) -> Asked {
         readonly_paths: Some(vec!["/proc".into()]),
         ..HostConfig::default()
     };
-    let labels = [
-        (HOME_LABEL, context.home),
-        (RUN_LABEL, context.run),
-        (VERSION_LABEL, env!("CARGO_PKG_VERSION")),
-    ];
+    let labels =
+        [(HOME_LABEL, context.home), (RUN_LABEL, context.run), (VERSION_LABEL, env!("CARGO_PKG_VERSION"))];
     let body = ContainerCreateBody {
         hostname: Some("cell".into()),
         domainname: none(),
@@ -243,7 +243,8 @@ pub(super) fn difference(asked: &ContainerCreateBody, said: &ContainerInspectRes
     let (wanted, got) = (as_json(&asked.host_config), as_json(&said.host_config));
     let settings = wanted.as_object().into_iter().flatten();
     // What is empty may be left out.
-    let differs = |name: &str, value: &Value| got[name] != *value && !(is_nothing(value) && is_nothing(&got[name]));
+    let differs =
+        |name: &str, value: &Value| got[name] != *value && !(is_nothing(value) && is_nothing(&got[name]));
     if let Some((name, _)) = settings.clone().find(|(name, value)| differs(name, value)) {
         return Some(name.clone());
     }

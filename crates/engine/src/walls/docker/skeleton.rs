@@ -51,7 +51,8 @@ impl Skeleton {
         })
         .to_string();
         let name = format!("{}.json", hex(&Sha256::digest(config.as_bytes())));
-        let manifest = json!([{"Config": name, "RepoTags": [reference], "Layers": ["layer.tar"]}]).to_string();
+        let manifest =
+            json!([{"Config": name, "RepoTags": [reference], "Layers": ["layer.tar"]}]).to_string();
         let mut archive = Tar::default();
         archive.file(&name, 0o644, config.as_bytes())?;
         archive.file("layer.tar", 0o644, &layer)?;
@@ -117,7 +118,15 @@ impl Tar {
         self.0
     }
 
-    fn header(&mut self, kind: u8, name: &str, link: &str, mode: u32, owner: u32, size: usize) -> io::Result<()> {
+    fn header(
+        &mut self,
+        kind: u8,
+        name: &str,
+        link: &str,
+        mode: u32,
+        owner: u32,
+        size: usize,
+    ) -> io::Result<()> {
         let mut header = [0; BLOCK];
         let mut put = |at: usize, room: usize, bytes: &[u8]| match bytes.len() <= room {
             true => {

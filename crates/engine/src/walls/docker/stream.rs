@@ -112,7 +112,8 @@ mod tests {
         Ok(all)
     }
 
-    const STREAM: &[u8] = b"\x01\0\0\0\0\0\0\x03abc\x02\0\0\0\0\0\0\x04lost\x01\0\0\0\0\0\0\0\x01\0\0\0\0\0\0\x01d";
+    const STREAM: &[u8] =
+        b"\x01\0\0\0\0\0\0\x03abc\x02\0\0\0\0\0\0\x04lost\x01\0\0\0\0\0\0\0\x01\0\0\0\0\0\0\x01d";
 
     #[test]
     fn output_is_taken_out_however_it_is_cut() {
@@ -130,7 +131,9 @@ mod tests {
 
     #[test]
     fn nonsense_ends_it() {
-        for header in [b"\x03\0\0\0\0\0\0\x01", b"\x00\0\0\0\0\0\0\x01", b"\x01\0\x01\0\0\0\0\x01", b"HTTP/1.1"] {
+        for header in
+            [b"\x03\0\0\0\0\0\0\x01", b"\x00\0\0\0\0\0\0\x01", b"\x01\0\x01\0\0\0\0\x01", b"HTTP/1.1"]
+        {
             assert!(output(&[header]).is_err(), "{header:?}");
         }
     }

@@ -133,6 +133,8 @@ pub fn run_as_given() -> ! {
 /// asked for. Whoever started it lets it do something about that, once.
 fn hide() -> io::Result<()> {
     let attributes = MountFlags::RDONLY | MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
+    // Whoever started it may have been asked for a read-only one, and be deaf to that (Docker's).
+    rustix::mount::mount("none", "/proc", "proc", attributes, None)?;
     rustix::mount::mount("none", "/proc/1", "tmpfs", attributes, c"mode=0,size=4096")?;
     rustix::mount::unmount("/dev/pts", UnmountFlags::DETACH)?;
     remove_extra_devices()?;

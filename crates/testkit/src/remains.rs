@@ -67,7 +67,8 @@ impl Traces {
         loop {
             tokio::time::sleep(Duration::from_millis(25)).await;
             let now = Traces::of(run);
-            if now == last && now.processes.is_empty() && now.files.is_empty() {
+            let nobody = now.processes.is_empty() && now.containers.is_empty();
+            if now == last && nobody && now.files.is_empty() {
                 return Ok(now);
             }
             if Instant::now() > deadline {

@@ -3,6 +3,7 @@
 mod artifacts;
 mod bench;
 mod check;
+mod docker;
 mod gvisor;
 mod packages;
 mod runtimes;
@@ -19,7 +20,7 @@ usage: cargo xtask COMMAND
   test                       every test, as root and as an unprivileged user; installs what they need
   runtimes                   Python and JavaScript for WASM, and runsc, for tests that are started by hand
   bench [--rounds N | --quick]
-                             how fast it is, in turns with bare programs, bubblewrap and runc";
+                             how fast it is, in turns with bare programs, bubblewrap, runc and docker";
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();

@@ -13,8 +13,9 @@ mod user;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use crate::packages;
+use crate::docker::Dockerd;
 use crate::shell::{self, Result, heading};
+use crate::{docker, packages};
 use leftovers::Leftovers;
 use place::Place;
 use report::Report;
@@ -58,9 +59,16 @@ pub(crate) fn run() -> Result {
     let before = Leftovers::find(&[]);
     let place = Place::new()?;
     let mut report = Report::default();
+    let docker = docker::start(&place.directory("docker")?, Some(&built.runsc()));
+    if let Err(error) = &docker {
+        report.part("a Docker Engine", || Err(error.clone()));
+    }
+    // Where there should have been one, if there is none: the tests then say what they miss.
+    let host = docker.as_ref().map_or_else(|_| "unix:///nowhere".to_owned(), Dockerd::host);
 
     for suite in &built.suites {
-        report.run(&suite.title("root"), suite.table(), &mut suite.as_root(&built, &place), SUITE_LIMIT);
+        let mut command = suite.as_root(&built, &place);
+        report.run(&suite.title("root"), suite.table(), command.env(docker::VARIABLE, &host), SUITE_LIMIT);
     }
     let mut documentation = shell::cargo(["test", "--release", "--workspace", "--doc", "--quiet"]);
     report.run("examples in the documentation", None, &mut documentation, SUITE_LIMIT);
@@ -75,7 +83,7 @@ pub(crate) fn run() -> Result {
     let user = TestUser::new(&place, &built.runtimes);
     match &user {
         Ok(user) => {
-            unprivileged(&built, user, &mut report);
+            unprivileged(&built, user, &host, &mut report);
             first_command("unprivileged", || user.command(&built.casemate, &built.casemate), &mut report);
         }
         Err(error) => report.part("a user without privileges", || Err(error.clone())),
@@ -84,6 +92,7 @@ pub(crate) fn run() -> Result {
     fuzz::run(&place, &mut report);
 
     drop(user);
+    drop(docker);
     report.part("nothing is left behind", || before.compare(&[&place.root.tmp, &place.user.tmp]));
 
     drop(place);
@@ -91,12 +100,14 @@ pub(crate) fn run() -> Result {
 }
 
 /// The same suites, where most of what root can do has to be refused.
-fn unprivileged(built: &Built, user: &TestUser<'_>, report: &mut Report) {
+fn unprivileged(built: &Built, user: &TestUser<'_>, docker: &str, report: &mut Report) {
     let twice = |suite: &&Suite| suite.package == TESTKIT && suite.name != ROOT_ONLY;
     for suite in built.suites.iter().filter(twice) {
         let title = suite.title("unprivileged");
         match user.command(&suite.path, &built.casemate) {
-            Ok(mut command) => report.run(&title, suite.table(), &mut command, SUITE_LIMIT),
+            Ok(mut command) => {
+                report.run(&title, suite.table(), command.env(docker::VARIABLE, docker), SUITE_LIMIT);
+            }
             Err(error) => report.part(&title, || Err(error)),
         }
     }

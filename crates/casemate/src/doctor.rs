@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use casemate_core::limits::{LimitKind, LimitsDraft};
 use casemate_core::outcome::Status;
-use casemate_core::policy::Policy;
+use casemate_core::policy::{DockerRuntime, Policy};
 use casemate_core::request::{Component, Isolation, Request, RequestDraft, Risk, Workload};
 use casemate_core::route::{Profile, State, Support};
 use casemate_engine::{Ahead, Config, Durability, Engine, Io};
@@ -62,11 +62,12 @@ enum Finding {
 
 pub(crate) async fn doctor(policy: Option<&Path>, json: bool) -> Result<u8, Failure> {
     let home = casemate_engine::default_home();
-    let policy = match PolicyFile::load(policy, &home)?.path {
+    let file = PolicyFile::load(policy, &home)?;
+    let policy = match &file.path {
         Some(path) => path.display().to_string(),
         None => "built-in".to_owned(),
     };
-    let report = examine(&home, policy).await?;
+    let report = examine(&home, policy, file.policy.docker_runtime()).await?;
     let mut stdout = std::io::stdout().lock();
     if json {
         serde_json::to_writer(&mut stdout, &report)?;
@@ -80,9 +81,10 @@ pub(crate) async fn doctor(policy: Option<&Path>, json: bool) -> Result<u8, Fail
 }
 
 /// Tries the walls in a home of their own: probes are nobody's executions and leave no records.
-async fn examine(home: &Path, policy: String) -> Result<Report, Failure> {
+async fn examine(home: &Path, policy: String, docker: DockerRuntime) -> Result<Report, Failure> {
     let scratch = Scratch::beneath(home)?;
-    let probe_policy = Policy::parse(PROBE_POLICY).map_err(|error| Failure::new(error, ""))?;
+    let probe_policy = Policy::parse(&format!("{PROBE_POLICY}[docker]\nruntime = \"{docker}\"\n"))
+        .map_err(|error| Failure::new(error, ""))?;
     let engine = Engine::open(Config {
         durability: Durability::OnExit,
         ahead: Ahead::Nothing,

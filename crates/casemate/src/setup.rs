@@ -1,5 +1,6 @@
 //! `casemate setup`: gets or builds what a wall needs.
 
+mod docker;
 mod gvisor;
 
 use std::fs;
@@ -39,7 +40,7 @@ pub(crate) async fn setup(
 ) -> Result<u8, Failure> {
     for wall in walls {
         match wall.parse()? {
-            Wall::Wasm | Wall::Gvisor => {}
+            Wall::Wasm | Wall::Gvisor | Wall::Docker => {}
             Wall::Process | Wall::Container => {
                 eprintln!("{wall}: nothing to set up; `casemate doctor` says whether it stands");
             }
@@ -64,6 +65,10 @@ pub(crate) async fn setup(
     }
     if wanted(Wall::Gvisor) {
         gvisor::gvisor(from, policy).await?;
+    }
+    // An engine with root's rights is not installed because nothing was named.
+    if walls.iter().any(|name| name == Wall::Docker.as_str()) {
+        docker::docker(policy).await?;
     }
     Ok(exit::DONE)
 }

@@ -41,6 +41,18 @@ words! {
     }
 }
 
+words! {
+    /// Which of the Docker Engine's runtimes its cells are made with.
+    #[derive(Default)]
+    pub enum DockerRuntime: "runtime" {
+        /// The host's kernel.
+        #[default]
+        Runc = "runc",
+        /// gVisor's.
+        Runsc = "runsc",
+    }
+}
+
 /// A validated policy file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Policy {
@@ -48,6 +60,7 @@ pub struct Policy {
     defaults: LimitsDraft,
     durability: Durability,
     sharing: Sharing,
+    docker: DockerRuntime,
     accept: BTreeSet<Weakness>,
     /// Keyed by tenant; each adds to `rules` and takes nothing away.
     tenants: BTreeMap<String, Rules>,
@@ -122,6 +135,11 @@ impl Policy {
         self.durability
     }
 
+    /// One for the machine: what a stack is worth must not depend on who asks.
+    pub fn docker_runtime(&self) -> DockerRuntime {
+        self.docker
+    }
+
     /// Stacks that may be used although they are only used by name: those that the request names, and those that
     /// the policy names anywhere outside of the tenants' sections. The same for every risk and tenant, so that
     /// a further floor never brings a stack into play.
@@ -166,6 +184,7 @@ impl Default for Policy {
             defaults: LimitsDraft::new(),
             durability: Durability::default(),
             sharing: Sharing::default(),
+            docker: DockerRuntime::default(),
             accept: BTreeSet::new(),
             tenants: BTreeMap::new(),
         }

@@ -52,6 +52,11 @@ impl Agents {
         sys::reopened_for_reading(&sys::sealed_program("casemate-guest", GUEST)?)
     }
 
+    /// The same, for an image.
+    pub(crate) fn guest_program(&self) -> &'static [u8] {
+        GUEST
+    }
+
     pub(crate) fn worker(&self) -> io::Result<OwnedFd> {
         sys::sealed_program("casemate-wasm", &self.worker)
     }

@@ -231,6 +231,9 @@ pub(crate) fn observed(begun: &Begun, runtime: &Value) -> Value {
     if !runtime.is_null() {
         observed["runtime"] = runtime.clone();
     }
+    if !begun.unseen.is_empty() {
+        observed["unseen"] = json!(begun.unseen);
+    }
     observed
 }
 

@@ -32,6 +32,7 @@ use crate::recorder::{Receipt, Store, StoreError};
 use crate::run::{self, Ran, Trouble};
 use crate::wall::{Cell, Wall, WallError};
 use crate::walls::container::Container;
+use crate::walls::docker::Docker;
 use crate::walls::gvisor::Gvisor;
 use crate::walls::process::Process;
 use crate::walls::wasm::{Runtimes, Wasm};
@@ -45,6 +46,8 @@ pub struct Config {
     pub durability: Durability,
     pub ahead: Ahead,
     pub agents: Agents,
+    /// The Docker Engine to use, as `DOCKER_HOST` names it; the usual one if empty.
+    pub docker_host: String,
     /// Where what `casemate setup` gets and builds is: the home, unless it is somebody else's.
     pub installed: PathBuf,
     /// Started before the rest of this was known.
@@ -62,6 +65,7 @@ impl Config {
             durability: Durability::FromPolicy,
             ahead: Ahead::Always,
             agents: Agents::embedded(),
+            docker_host: std::env::var("DOCKER_HOST").unwrap_or_default(),
             launcher: None,
         }
     }
@@ -121,6 +125,7 @@ pub struct Engine {
     container: Arc<Container>,
     process: Process,
     gvisor: Gvisor,
+    docker: Docker,
     wasm: Wasm,
     programs: Programs,
     images: Images,
@@ -206,7 +211,7 @@ pub struct Explanation {
 impl Engine {
     /// Opens the home, starts the launcher, and closes what dead processes left open.
     pub async fn open(config: Config) -> Result<Engine, OpenError> {
-        let Config { home, policy, durability, ahead, agents, installed, launcher } = config;
+        let Config { home, policy, durability, ahead, agents, docker_host, installed, launcher } = config;
         let ahead = ahead.into();
         let durability = match durability {
             Durability::OnExit => crate::recorder::Durability::OnExit,
@@ -228,11 +233,13 @@ impl Engine {
             images.sweep()?;
             Ok((Store::open(&dir, durability)?, Programs::new(&dir)))
         };
-        let (launcher, (store, programs)) = match begin(&keeper, &home, prepare).await {
+        let docker = Docker::new(&dir, agents.clone(), home.clone(), policy.docker_runtime(), &docker_host);
+        let (launcher, (store, programs)) = match begin(&keeper, &home, &docker, prepare).await {
             Ok(begun) => begun,
             // What was begun is undone: a start that fails leaves no more behind than one that succeeds.
             Err(error) => {
                 let _leaving = keeper.shutdown(|| ()).await;
+                drop(docker);
                 if let Some(home) = Arc::into_inner(home) {
                     home.close();
                 }
@@ -243,8 +250,13 @@ impl Engine {
         let (store, run) = (Arc::new(store), home.run.to_string());
         let container = Arc::new(Container { keeper, home: home.clone() });
         let gvisor = Gvisor::new(&installed, agents.clone(), container.clone());
-        let here =
-            Here { hello: launcher.hello(), gvisor: gvisor.missing(), languages: &runtimes.languages() };
+        let languages = runtimes.languages();
+        let here = Here {
+            hello: launcher.hello(),
+            gvisor: gvisor.missing(),
+            docker: (docker.runtime(), docker.missing()),
+            languages: &languages,
+        };
         Ok(Engine {
             policy,
             profiles: crate::profiles::profiles(&here),
@@ -254,6 +266,7 @@ impl Engine {
             hello: launcher.hello().clone(),
             container,
             gvisor,
+            docker,
             process: Process {
                 keeper: Keeper::new(agents, home.clone(), Serves::Process, ahead),
                 home: home.clone(),
@@ -380,7 +393,12 @@ impl Engine {
             Trouble::Cancelled => Refusal::new("cancelled", "try again"),
         })?;
         let languages = self.wasm.languages();
-        let here = Here { hello: &self.hello, gvisor: self.gvisor.missing(), languages: &languages };
+        let here = Here {
+            hello: &self.hello,
+            gvisor: self.gvisor.missing(),
+            docker: (self.docker.runtime(), self.docker.missing()),
+            languages: &languages,
+        };
         self.profiles = crate::profiles::profiles(&here);
         self.decisions.lock().unwrap_or_else(PoisonError::into_inner).clear();
         Ok(())
@@ -409,8 +427,9 @@ impl Engine {
     /// way out, which are waited for when the [`Leaving`] is dropped.
     pub async fn shutdown(self) -> Result<Leaving, OpenError> {
         self.wasm.shutdown().await;
-        let Engine { container, process, gvisor, wasm, home, store, .. } = self;
-        drop((wasm, gvisor));
+        self.docker.shutdown().await;
+        let Engine { container, process, gvisor, docker, wasm, home, store, .. } = self;
+        drop((wasm, gvisor, docker));
         let Some(container) = Arc::into_inner(container) else {
             return Err(OpenError::Launcher("somebody still uses it".into()));
         };
@@ -479,6 +498,7 @@ impl Engine {
         match plan.stack().outermost() {
             WallName::Process => &self.process,
             WallName::Gvisor => &self.gvisor,
+            WallName::Docker => &self.docker,
             // The router only hands out stacks whose profile is ready, and these are all there are today.
             _ => &*self.container,
         }
@@ -489,6 +509,7 @@ impl Engine {
 async fn begin(
     keeper: &Keeper,
     home: &Home,
+    docker: &Docker,
     prepare: impl FnOnce() -> Result<(Store, Programs), OpenError>,
 ) -> Result<(Launcher, (Store, Programs)), OpenError> {
     // Told first, so that it works while we do.
@@ -496,6 +517,9 @@ async fn begin(
     let (launcher, (store, programs), dead_runs) = (launcher?, ours.0?, ours.1?);
     for dead in dead_runs {
         launcher.recover(dead.run).await?;
+        if let Some(socket) = dead.engine() {
+            docker.recover(&socket, dead.run).await;
+        }
         store.close_interrupted(&dead.run.to_string())?;
         dead.remove()?;
     }

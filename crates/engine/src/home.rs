@@ -10,10 +10,12 @@
 //! able to reach them.
 
 use std::collections::HashSet;
+use std::ffi::OsString;
 use std::fs::{self, DirBuilder, File, OpenOptions, TryLockError};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt, chown};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt, PermissionsExt, chown};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -103,12 +105,30 @@ impl Home {
             let Ok(lock) = OpenOptions::new().read(true).write(true).open(&path) else { continue };
             match lock.try_lock() {
                 // Between opening and locking, somebody else may have recovered and removed it.
-                Ok(()) if path.exists() => dead.push(DeadRun { run, path, _lock: lock }),
+                Ok(()) if path.exists() => dead.push(DeadRun { run, path, lock }),
                 Ok(()) | Err(TryLockError::WouldBlock) => {}
                 Err(TryLockError::Error(error)) => return Err(HomeError::at("lock", &path)(error)),
             }
         }
         Ok(dead)
+    }
+
+    /// Writes down, for whoever recovers this run, that it had containers made by the Docker Engine behind this socket.
+    pub(crate) fn note_engine(&self, socket: &Path) -> io::Result<()> {
+        let socket = socket.as_os_str().as_bytes();
+        self.lock.write_all_at(socket, 0)?;
+        self.lock.set_len(socket.len() as u64)
+    }
+
+    /// Whether somebody owns this run. If not, what is left of it may be removed by anybody.
+    pub(crate) fn is_alive(&self, run: RunId) -> Result<bool, HomeError> {
+        let _guard = lock_runs(&self.runs)?;
+        let path = self.runs.join(run.to_string());
+        match OpenOptions::new().read(true).write(true).open(&path) {
+            Ok(lock) => Ok(run == self.run || matches!(lock.try_lock(), Err(TryLockError::WouldBlock))),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+            Err(error) => Err(HomeError::at("open", &path)(error)),
+        }
     }
 
     /// A block of ids for one cell; `None` where ids cannot be assigned.
@@ -149,16 +169,27 @@ impl Home {
 pub(crate) struct DeadRun {
     pub(crate) run: RunId,
     path: PathBuf,
-    _lock: File,
+    lock: File,
 }
 
 impl DeadRun {
+    /// The socket of the Docker Engine that made containers for it, if one did.
+    pub(crate) fn engine(&self) -> Option<PathBuf> {
+        let mut path = vec![0; MAX_SOCKET];
+        let length = self.lock.read_at(&mut path, 0).ok().filter(|length| *length > 0)?;
+        path.truncate(length);
+        Some(PathBuf::from(OsString::from_vec(path)))
+    }
+
     /// Forgets the run, after its cells and records have been dealt with.
     pub(crate) fn remove(self) -> Result<(), HomeError> {
         remove_tree(&scratch_base(self.run)).map_err(HomeError::at("remove", &self.path))?;
         fs::remove_file(&self.path).map_err(HomeError::at("remove", &self.path))
     }
 }
+
+/// The kernel takes no longer path for a socket.
+const MAX_SOCKET: usize = 108;
 
 fn scratch_base(run: RunId) -> PathBuf {
     std::env::temp_dir().join(format!("casemate-{run}"))

@@ -337,7 +337,7 @@ impl Launching {
         // If this fails, the launcher is dead, and the answer will say so.
         let _ = self.cell.launcher.send(0, Op::Proceed { cell: self.cell.id }, &[]);
         match (&mut self.answer).await? {
-            Answer::Running { steps, posture, .. } => Ok(Begun { steps, posture }),
+            Answer::Running { steps, posture, .. } => Ok(Begun { steps, posture, unseen: Vec::new() }),
             other => Err(unexpected(other)),
         }
     }

@@ -4,19 +4,24 @@ use std::collections::BTreeSet;
 
 use casemate_core::limits::LimitKind;
 use casemate_core::outcome::Refusal;
+use casemate_core::policy::DockerRuntime;
 use casemate_core::request::{Language, Need};
 use casemate_core::route::{Clauses, ImageKind, Profile, State, Support};
-use casemate_core::stack::{Stack, Wall};
+use casemate_core::stack::{Class, Stack, Wall};
 use casemate_wire::launch::{Hello, Privilege};
 
 /// The Landlock ABI that confines signals and abstract sockets; without namespaces nothing else does.
 const SCOPED_ABI: u32 = 6;
+
+const NO_DISK_IO: &str = "disk I/O rates cannot be limited by this version; leave the limit out";
 
 /// What decides here what a stack can do.
 pub(crate) struct Here<'a> {
     pub(crate) hello: &'a Hello,
     /// Why there is no gVisor, as far as is known.
     pub(crate) gvisor: Option<Refusal>,
+    /// Which of the Docker Engine's runtimes is used, and why there is no engine, as far as is known.
+    pub(crate) docker: (DockerRuntime, Option<Refusal>),
     /// Those with an interpreter in WASM.
     pub(crate) languages: &'a [Language],
 }
@@ -28,7 +33,10 @@ pub(crate) fn profiles(here: &Here<'_>) -> Vec<Profile> {
 
 fn profile(stack: Stack, here: &Here<'_>) -> Profile {
     let Here { hello, languages: wasm_languages, .. } = here;
-    let class = stack.nominal_class();
+    let class = match (stack.outermost(), here.docker.0) {
+        (Wall::Docker, DockerRuntime::Runsc) => Class::UserspaceKernel,
+        _ => stack.nominal_class(),
+    };
     let cost = cost(&stack);
     let profile = Profile::new(stack.clone(), class, cost);
     match stack.walls() {
@@ -38,6 +46,11 @@ fn profile(stack: Stack, here: &Here<'_>) -> Profile {
         [Wall::Process, Wall::Wasm] => wasm(process(profile, hello), wasm_languages),
         [Wall::Gvisor] => gvisor(profile, here),
         [Wall::Gvisor, Wall::Wasm] => wasm(gvisor(profile, here), wasm_languages),
+        [Wall::Docker] => docker(profile, here),
+        [Wall::Docker, Wall::Wasm] => profile
+            .supporting(promised(&stack))
+            .by_name_only()
+            .missing(crate::walls::docker::NO_PROGRAM, "use container+wasm or gvisor+wasm"),
         _ => profile.supporting(promised(&stack)).missing(
             "not part of this version",
             "a later version brings it; `casemate doctor` lists what is ready",
@@ -87,8 +100,9 @@ fn cost(stack: &Stack) -> u32 {
     outer + stack.walls().len() as u32 - 1
 }
 
-fn container(profile: Profile, hello: &Hello) -> Profile {
-    let clauses = Clauses {
+/// Of walls that run the programs of an image.
+fn native_clauses() -> Clauses {
+    Clauses {
         commands: Support::Yes,
         languages: Language::ALL.into_iter().collect(),
         needs: BTreeSet::from([Need::Ptrace, Need::Fork]),
@@ -97,9 +111,12 @@ fn container(profile: Profile, hello: &Hello) -> Profile {
         files_in: Support::Yes,
         files_out: Support::Yes,
         ..Clauses::default()
-    };
+    }
+}
+
+fn container(profile: Profile, hello: &Hello) -> Profile {
     // Missing or not, it is the wall for this: what it is passed over for is its absence.
-    let profile = profile.supporting(clauses);
+    let profile = profile.supporting(native_clauses());
     if let Some(profile) = without_means(&profile, hello, 1) {
         return profile;
     }
@@ -128,6 +145,41 @@ fn gvisor(profile: Profile, here: &Here<'_>) -> Profile {
             .missing("without root only one id can be mapped, and gVisor needs two", "run casemate as root"),
         (State::Ready, Some(refusal)) => profile.missing(refusal.reason.clone(), refusal.hint.clone()),
         _ => profile,
+    }
+}
+
+/// The Docker Engine limits whatever it is asked to, or the run is refused when it says that it cannot.
+fn docker(profile: Profile, here: &Here<'_>) -> Profile {
+    let (runtime, missing) = &here.docker;
+    let profile = profile.by_name_only().supporting(native_clauses());
+    let landlock = match runtime {
+        DockerRuntime::Runc => 1,
+        // gVisor's kernel has none.
+        DockerRuntime::Runsc => 0,
+    };
+    if let Some(profile) = without_means(&profile, here.hello, landlock) {
+        return profile;
+    }
+    if let Some(refusal) = missing {
+        return profile.missing(refusal.reason.clone(), refusal.hint.clone());
+    }
+    let profile = profile.enforcing([
+        LimitKind::WallTime,
+        LimitKind::CpuTime,
+        LimitKind::Cpus,
+        LimitKind::Memory,
+        LimitKind::Disk,
+        LimitKind::Pids,
+        LimitKind::OpenFiles,
+        LimitKind::Output,
+    ]);
+    let profile = profile.unenforced_hint(LimitKind::DiskIo, NO_DISK_IO);
+    match runtime {
+        DockerRuntime::Runc => profile.enforcing([LimitKind::Inodes]),
+        DockerRuntime::Runsc => profile.unenforced_hint(
+            LimitKind::Inodes,
+            "gVisor does not count the inodes of file systems that the Docker Engine makes in it; use --on gvisor, or runc",
+        ),
     }
 }
 
@@ -233,8 +285,7 @@ fn with_cgroups(profile: Profile, hello: &Hello) -> Profile {
     ];
     controlled.into_iter().fold(profile, |profile, (kind, usable)| match usable {
         true => profile.enforcing([kind]),
-        false if kind == LimitKind::DiskIo => profile
-            .unenforced_hint(kind, "disk I/O rates cannot be limited by this version; leave the limit out"),
+        false if kind == LimitKind::DiskIo => profile.unenforced_hint(kind, NO_DISK_IO),
         false => profile.unenforced_hint(kind, hint.clone()),
     })
 }

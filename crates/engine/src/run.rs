@@ -16,7 +16,7 @@ use crate::evidence;
 use crate::guest::{Channel, ChannelError, Event, GuestChannel};
 use crate::io::{Chunk, Io};
 use crate::transfer;
-use crate::wall::{Begun, Cell, Control, Job, Places, WallError};
+use crate::wall::{Begun, Cell, Control, Hold, Job, Places, WallError};
 use crate::watch::{Watch, cancelled};
 
 /// How long a cell may take from the request to a held payload. A launch takes milliseconds.
@@ -208,13 +208,14 @@ async fn start(cell: &mut Cell, plan: &Plan, stdin: bool) -> Result<(Begun, Vec<
     };
     channel.tell(&ToGuest::Exec(exec(plan, &cell.places, *attached, stdin)));
     channel.flush().map_err(ChannelError::from)?;
-    let_go(channel, cell.control.as_mut()).await
+    let_go(channel, cell.control.as_mut(), &cell.hold).await
 }
 
 /// Waits until the payload runs, or somebody says why it does not. What a quick one sends before is kept.
 async fn let_go(
     channel: &mut GuestChannel,
     control: &mut dyn Control,
+    hold: &Hold,
 ) -> Result<(Begun, Vec<Event>), Trouble> {
     let mut running = control.proceed();
     let mut early = Vec::new();
@@ -222,12 +223,19 @@ async fn let_go(
         tokio::select! {
             biased;
             begun = &mut running => match begun {
-                Ok(begun) => return Ok((begun, early)),
+                Ok(begun) => {
+                    if let Hold::Guest(_) = hold {
+                        channel.tell(&ToGuest::Proceed { exec: EXEC });
+                        channel.flush().map_err(ChannelError::from)?;
+                    }
+                    return Ok((begun, early));
+                }
                 Err(error) => return Err(told_by_guest(channel).await.unwrap_or_else(|| error.into())),
             },
             event = channel.next() => match event? {
                 Event::Message(ToHost::Hello { version: casemate_wire::PROTOCOL_VERSION }) => {}
                 Event::Message(ToHost::ExecFailed { step, errno, .. }) => return Err(exec_failed(&step, errno)),
+                Event::Message(ToHost::Held { exec: EXEC, .. }) if let Hold::Guest(held) = hold => held.notify_one(),
                 // A channel that closes says nothing; the launcher knows which step failed.
                 Event::Closed => return match timeout(LAST_EXPLANATION, &mut running).await {
                     Ok(Err(error)) => Err(error.into()),

@@ -251,7 +251,7 @@ mod tests {
 
     use super::*;
     use crate::guest::{Channel, GuestChannel};
-    use crate::wall::{Begun, Control, Gauges, Job, Later, Places, WallError};
+    use crate::wall::{Begun, Control, Gauges, Hold, Job, Later, Places, WallError};
 
     struct Nobody;
 
@@ -284,6 +284,7 @@ mod tests {
                 places: Places { work: "/work".into(), tmp: "/tmp".into() },
                 control: Box::new(Nobody),
                 gauges: Gauges::Outside,
+                hold: Hold::Gate,
                 runtime: serde_json::Value::Null,
             };
             let request = Request::new(RequestDraft::new(Workload::Command { argv: vec!["true".into()] }));

@@ -2,12 +2,14 @@
 
 use std::os::fd::BorrowedFd;
 use std::pin::Pin;
+use std::sync::Arc;
 
 use casemate_core::outcome::Refusal;
 use casemate_core::plan::Plan;
 use casemate_wire::guest::Config;
 use casemate_wire::launch::{Attached, Counters, Posture};
 use serde_json::Value;
+use tokio::sync::Notify;
 
 use crate::guest::{Channel, GuestChannel};
 use crate::walls::wasm::Call;
@@ -69,6 +71,7 @@ pub(crate) struct Cell {
     pub(crate) places: Places,
     pub(crate) control: Box<dyn Control>,
     pub(crate) gauges: Gauges,
+    pub(crate) hold: Hold,
     /// Whose software stands around it, where it is not only ours: for the record.
     pub(crate) runtime: Value,
 }
@@ -80,6 +83,16 @@ pub(crate) enum Gauges {
     Outside,
     /// Some only inside: the guest is asked, too.
     Inside,
+}
+
+/// Where the first payload waits until somebody has looked at it from outside.
+#[derive(Debug, Clone)]
+pub(crate) enum Hold {
+    /// At the gate of whoever built the cell, who opens it once told to proceed.
+    Gate,
+    /// In the guest's hands, which says when there is something to look at: [`Control::proceed`] is notified then, and only looks.
+    /// After that, the guest is told.
+    Guest(Arc<Notify>),
 }
 
 /// What a cell is for.
@@ -107,6 +120,8 @@ pub(crate) struct Begun {
     pub(crate) steps: Vec<(String, u32)>,
     /// Read from outside before it ran, and found to be as it must.
     pub(crate) posture: Posture,
+    /// What of it this user is not shown.
+    pub(crate) unseen: Vec<&'static str>,
 }
 
 /// What a wall can say and do about its cell from outside.

@@ -7,6 +7,7 @@ use std::sync::OnceLock;
 use crate::wall::WallError;
 
 pub(crate) mod container;
+pub(crate) mod docker;
 pub(crate) mod gvisor;
 mod native;
 pub(crate) mod process;

@@ -113,12 +113,14 @@ pub fn run(gate: Option<Gate>, attached: usize) -> ! {
 /// Likewise, for a program that somebody else started: with a channel at descriptor 3, and perhaps a gate and attachments at the
 /// numbers that they have everywhere; or with nothing but standard input and output, which are then the channel.
 pub fn run_as_given() -> ! {
-    if !sys::is_open(CHANNEL) {
-        serve(sys::standard_streams().and_then(|(input, output)| Channel::of(input, output)), None, 0)
-    }
+    // Taken before they are replaced.
+    let streams = (!sys::is_open(CHANNEL)).then(sys::standard_streams);
     // Only where it is the first process of all: elsewhere what is mounted, and what is in /dev, is somebody else's.
     if sys::is_init() && sys::may_mount() && hide().is_err() {
         sys::exit_now(1)
+    }
+    if let Some(streams) = streams {
+        serve(streams.and_then(|(input, output)| Channel::of(input, output)), None, 0)
     }
     let gate = match GATE.map(sys::inherited) {
         [Ok(held), Ok(release)] => Some(Gate { held, words: Vec::new(), release }),
@@ -132,6 +134,8 @@ pub fn run_as_given() -> ! {
 /// asked for. Whoever started it lets it do something about that, once.
 fn hide() -> io::Result<()> {
     let attributes = MountFlags::RDONLY | MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
+    // Whoever started it may have been asked for a read-only one, and be deaf to that (Docker's).
+    rustix::mount::mount("none", "/proc", "proc", attributes, None)?;
     rustix::mount::mount("none", "/proc/1", "tmpfs", attributes, c"mode=0,size=4096")?;
     rustix::mount::unmount("/dev/pts", UnmountFlags::DETACH)?;
     remove_extra_devices()?;

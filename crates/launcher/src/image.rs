@@ -9,6 +9,7 @@ use alloc::format;
 use alloc::vec::Vec;
 
 use casemate_bare::io;
+use casemate_wire::image::{ETC, HOST_NAMES, MAX_NAMES, OURS};
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use rustix::fs::{
     AtFlags, CWD, Dir, FileType, Mode, OFlags, ResolveFlags, fstat, major, minor, mkdirat, openat, openat2,
@@ -44,27 +45,8 @@ const DEV_LINKS: [(&str, &str); 4] = [
     ("stderr", "/proc/self/fd/2"),
 ];
 
-/// Top-level names that belong to the cell, whatever the image has there.
-const OURS: [&str; 6] = ["proc", "sys", "dev", "tmp", "work", "run"];
-
-/// The synthesised `/etc` of the `host` image: enough for name look-ups, nothing that tells about the host.
-const ETC: [(&str, &str); 6] = [
-    (
-        "passwd",
-        "root:x:0:0:root:/:/usr/sbin/nologin\ncell:x:1000:1000:cell:/work:/bin/sh\nnobody:x:65534:65534:nobody:/:/usr/sbin/nologin\n",
-    ),
-    ("group", "root:x:0:\ncell:x:1000:\nnogroup:x:65534:\n"),
-    ("hosts", "127.0.0.1 localhost cell\n::1 localhost\n"),
-    ("hostname", "cell\n"),
-    ("nsswitch.conf", "passwd: files\ngroup: files\nhosts: files dns\n"),
-    ("resolv.conf", ""),
-];
-
 /// How many directory images stay prepared.
 const KEPT: usize = 32;
-/// Names at the top of a directory image. Each is a mount, in the image, in every cell, and in its evidence.
-const MAX_NAMES: usize = 256;
-
 /// Identity of a directory image: its inode, its change time, since its top-level names are copied, and for which kernel it is.
 type Key = (u64, u64, i64, i64, Procfs);
 
@@ -103,8 +85,7 @@ impl Images {
         let template = self.home()?.template(procfs, || {
             let host = open_directory(CWD, "/")?;
             let tree = skeleton()?;
-            // Everything but /usr comes from links into it, or (before the merge of /usr) from directories beside it.
-            for name in ["usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32"] {
+            for name in HOST_NAMES {
                 adopt(host.as_fd(), name, tree.as_fd())?;
             }
             mkdirat(&tree, "etc", Mode::from_raw_mode(0o755))?;

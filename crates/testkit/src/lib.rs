@@ -17,6 +17,8 @@
 
 mod bait;
 mod cell;
+pub mod docker;
+pub mod dockerd;
 pub mod gvisor;
 pub mod image;
 mod remains;
@@ -32,6 +34,7 @@ pub use rig::{Layer, Rig, is_root, on_wasm_stacks};
 
 pub use casemate_core::limits::LimitKind;
 pub use casemate_core::outcome::{Cause, Status};
+pub use casemate_core::policy::DockerRuntime;
 pub use casemate_core::request::{Capability, CodeSource, Language, Need, Request, Risk, Stdin};
 pub use casemate_core::stack::{Stack, Wall};
 pub use casemate_engine::io::{Chunk, Entry, Stream};
@@ -43,26 +46,36 @@ pub static HOSTILE_WORKER: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/hos
 /// `bait.c`, a static program.
 pub static BAIT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/bait"));
 
-/// Whether an asked-for limit is enforced on `stack` by this user; otherwise the run must be refused with a hint.
-pub fn can_enforce(stack: &Stack, kind: LimitKind) -> bool {
-    let process = stack.outermost() == Wall::Process;
-    match kind {
-        LimitKind::WallTime | LimitKind::Output | LimitKind::OpenFiles => true,
-        // A worker counts what its instances take, and they cannot start processes.
-        LimitKind::Memory | LimitKind::CpuTime | LimitKind::Pids if stack.contains(Wall::Wasm) => true,
-        LimitKind::Disk | LimitKind::Inodes => !process,
-        // Without a cgroup, the kernel counts processes per user namespace.
-        LimitKind::Pids => is_root() || !process,
-        LimitKind::Memory | LimitKind::CpuTime | LimitKind::Cpus => is_root(),
-        LimitKind::DiskIo => false,
-    }
-}
-
 /// The stacks under test, as far as this user can have them.
 pub fn stacks() -> Vec<Stack> {
     let names = ["container", "process", "gvisor", "container+wasm", "process+wasm", "gvisor+wasm"];
     let stacks = names.iter().map(|name| name.parse().expect("a stack"));
     stacks.filter(|stack| is_root() || !needs_root(stack)).collect()
+}
+
+/// A stack, and what it is made with where there is a choice.
+#[derive(Debug, Clone)]
+pub struct Venue {
+    pub stack: Stack,
+    pub docker: DockerRuntime,
+}
+
+impl std::fmt::Display for Venue {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match (self.stack.outermost(), self.docker) {
+            (Wall::Docker, DockerRuntime::Runsc) => write!(f, "{} (runsc)", self.stack),
+            _ => self.stack.fmt(f),
+        }
+    }
+}
+
+/// Everything that an attack is tried on: the stacks, and the Docker Engine with each of its runtimes, as far as this user can have
+/// them.
+pub fn venues() -> Vec<Venue> {
+    let runtimes = if is_root() { &DockerRuntime::ALL[..] } else { &[] };
+    let docker = runtimes.iter().map(|docker| Venue { stack: Stack::of(Wall::Docker), docker: *docker });
+    let others = stacks().into_iter().map(|stack| Venue { stack, docker: DockerRuntime::default() });
+    others.chain(docker).collect()
 }
 
 /// Whether only root can have this stack; to others it is refused, as the conformance suite shows.

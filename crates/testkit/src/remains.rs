@@ -14,6 +14,8 @@ pub struct Traces {
     pub processes: Vec<(u32, String)>,
     /// Directories of cells in the cgroup trees: how many in each. One may be made ahead for the next cell, so names differ.
     pub groups: Vec<(PathBuf, usize)>,
+    /// Containers of the Docker Engine.
+    pub containers: Vec<String>,
     /// Mount points in the launchers' view.
     pub mounts: Vec<String>,
     /// Scratch directories of cells.
@@ -23,11 +25,16 @@ pub struct Traces {
 impl Traces {
     pub fn of(run: &str) -> Traces {
         let all: Vec<Process> = processes();
+        let containers = crate::docker::containers(&format!("casemate.run={run}"));
+        let contained = |process: &Process| {
+            containers.iter().any(|container| process.places.contains(container.as_str()))
+        };
         let mut launchers: Vec<&Process> = all.iter().filter(|process| is_launcher(process, run)).collect();
         launchers.sort_by_key(|launcher| launcher.pid);
         let mut cells: Vec<(u32, String)> = all
             .iter()
-            .filter(|process| !is_launcher(process, run) && belongs(process, run, &all, &launchers))
+            .filter(|process| !is_launcher(process, run))
+            .filter(|process| belongs(process, run, &all, &launchers) || contained(process))
             .map(|process| (process.pid, process.command.clone()))
             .collect();
         cells.sort();
@@ -37,6 +44,7 @@ impl Traces {
         Traces {
             launchers: launchers.iter().map(|launcher| (launcher.pid, descriptors(launcher.pid))).collect(),
             processes: cells,
+            containers: containers.clone(),
             groups: groups(run),
             mounts,
             files: below(&std::env::temp_dir().join(format!("casemate-{run}"))),
@@ -47,6 +55,7 @@ impl Traces {
     pub fn is_clear(&self) -> bool {
         self.launchers.is_empty()
             && self.processes.is_empty()
+            && self.containers.is_empty()
             && self.groups.is_empty()
             && self.files.is_empty()
     }
@@ -58,7 +67,8 @@ impl Traces {
         loop {
             tokio::time::sleep(Duration::from_millis(25)).await;
             let now = Traces::of(run);
-            if now == last && now.processes.is_empty() && now.files.is_empty() {
+            let nobody = now.processes.is_empty() && now.containers.is_empty();
+            if now == last && nobody && now.files.is_empty() {
                 return Ok(now);
             }
             if Instant::now() > deadline {
@@ -170,7 +180,13 @@ fn mount_points(pid: u32) -> Vec<String> {
     }
     let text = fs::read_to_string(format!("/proc/{pid}/mountinfo")).unwrap_or_default();
     let points = text.lines().filter_map(|line| line.split(' ').nth(4));
-    points.filter(|point| !point.starts_with("/host")).map(str::to_owned).collect()
+    // Nor what the Docker Engine mounts for whoever uses it.
+    let engines = crate::docker::place();
+    let others = |point: &&str| {
+        point.starts_with("/host")
+            || engines.as_ref().is_some_and(|place| Path::new(point).starts_with(place))
+    };
+    points.filter(|point| !others(point)).map(str::to_owned).collect()
 }
 
 /// How many `casemate-RUN…` there are in each hierarchy, wherever it is mounted. One is that of the next cell.

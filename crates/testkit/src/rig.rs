@@ -4,8 +4,9 @@ use std::fmt;
 use std::ops::Deref;
 use std::path::Path;
 
-use casemate_core::policy::Policy;
-use casemate_core::stack::Stack;
+use casemate_core::limits::LimitKind;
+use casemate_core::policy::{DockerRuntime, Policy};
+use casemate_core::stack::{Stack, Wall};
 use casemate_engine::recorder::{Reader, Record};
 use casemate_engine::{Agents, Config, Engine};
 use serde_json::Value;
@@ -39,12 +40,23 @@ pub struct Rig {
     engine: Engine,
     home: TempDir,
     run: String,
+    docker: DockerRuntime,
 }
 
 impl Rig {
     /// The engine as it is shipped.
     pub async fn open() -> Rig {
         Rig::with(Agents::embedded()).await
+    }
+
+    /// The engine as it is shipped, with this runtime for the Docker Engine's containers.
+    pub async fn with_docker(runtime: DockerRuntime) -> Rig {
+        Rig::having(Agents::embedded(), runtime, None).await
+    }
+
+    /// Likewise, with another Docker Engine than that of the suites.
+    pub async fn on_engine(docker_host: &str) -> Rig {
+        Rig::having(Agents::embedded(), DockerRuntime::default(), Some(docker_host)).await
     }
 
     /// An engine whose cells lack these layers: a negative control.
@@ -65,13 +77,21 @@ impl Rig {
     }
 
     async fn with(agents: Agents) -> Rig {
+        Rig::having(agents, DockerRuntime::default(), None).await
+    }
+
+    async fn having(agents: Agents, docker: DockerRuntime, docker_host: Option<&str>) -> Rig {
         let home = TempDir::with_prefix("casemate-suite-home-").expect("a temporary home");
         runtimes::give_to(home.path());
         if is_root() {
             gvisor::give_to(home.path());
         }
-        let policy = Policy::parse(POLICY).expect("the suite's policy");
-        let config = Config { agents, ..Config::new(home.path(), policy) };
+        let policy = format!("{POLICY}\n[docker]\nruntime = \"{docker}\"");
+        let policy = Policy::parse(&policy).expect("the suite's policy");
+        let mut config = Config { agents, ..Config::new(home.path(), policy) };
+        if let Some(host) = docker_host {
+            config.docker_host = host.to_owned();
+        }
         let engine = match Engine::open(config).await {
             Ok(engine) => engine,
             Err(error) => panic!("no engine: {error} (hint: {:?})", error.hint()),
@@ -79,7 +99,43 @@ impl Rig {
         let run = only_run(home.path());
         // A look-out that cannot see a launcher would find every house clean.
         assert!(!Traces::of(&run).launchers.is_empty(), "the launcher cannot be found among our children");
-        Rig { engine, home, run }
+        Rig { engine, home, run, docker }
+    }
+
+    /// Whether an asked-for limit is enforced on `stack` by this user; otherwise the run must be refused with a hint.
+    pub fn can_enforce(&self, stack: &Stack, kind: LimitKind) -> bool {
+        let process = stack.outermost() == Wall::Process;
+        match kind {
+            LimitKind::WallTime | LimitKind::Output | LimitKind::OpenFiles => true,
+            // A worker counts what its instances take, and they cannot start processes.
+            LimitKind::Memory | LimitKind::CpuTime | LimitKind::Pids if stack.contains(Wall::Wasm) => true,
+            // gVisor does not count those of a file system that the Docker Engine asked for.
+            LimitKind::Inodes if stack.outermost() == Wall::Docker => !self.is_in_gvisor(stack),
+            LimitKind::Disk | LimitKind::Inodes => !process,
+            // Without a cgroup, the kernel counts processes per user namespace.
+            LimitKind::Pids => is_root() || !process,
+            LimitKind::Memory | LimitKind::CpuTime | LimitKind::Cpus => is_root(),
+            LimitKind::DiskIo => false,
+        }
+    }
+
+    /// How much of a limit on disk or inodes is there for `place`. The Docker Engine mounts a file system for each.
+    pub fn share(&self, stack: &Stack, place: &str, limit: u64) -> u64 {
+        match (stack.outermost(), place) {
+            (Wall::Docker, "/work") => limit * 13 / 16,
+            (Wall::Docker, "/tmp") => limit * 2 / 16,
+            (Wall::Docker, _) => limit / 16,
+            _ => limit,
+        }
+    }
+
+    /// Whether the kernel that payloads on `stack` talk to is gVisor's.
+    pub fn is_in_gvisor(&self, stack: &Stack) -> bool {
+        match stack.outermost() {
+            Wall::Gvisor => true,
+            Wall::Docker => self.docker == DockerRuntime::Runsc,
+            _ => false,
+        }
     }
 
     pub fn home(&self) -> &Path {
@@ -99,7 +155,7 @@ impl Rig {
 
     /// Shuts down, and insists that every record verifies and nothing of any cell is left.
     pub async fn close(self) {
-        let Rig { engine, home, run } = self;
+        let Rig { engine, home, run, .. } = self;
         engine.shutdown().await.expect("an orderly shutdown");
         let reader = Reader::open(home.path()).expect("the evidence can be read");
         let key = reader.public_key().expect("the public key");

@@ -2,7 +2,7 @@
 
 use std::os::unix::fs::PermissionsExt;
 
-use casemate_testkit::{PROBE, Ran, Rig, Stack, Wall, cell, stacks};
+use casemate_testkit::{PROBE, Ran, Rig, Stack, Venue, Wall, cell, venues};
 
 /// Prints what a program sees of where it is, and leaves files of several kinds.
 const LOOK: &str = r#"import os, sys, subprocess, threading
@@ -25,15 +25,18 @@ try: open('/usr/x', 'w')
 except OSError as error: print(error.strerror in ('Read-only file system', 'Permission denied'))
 sys.exit(5)"#;
 
-/// The stacks on which a native program runs in a root of its own.
-fn native() -> Vec<Stack> {
+/// Where a native program runs in a root of its own.
+fn native() -> Vec<Venue> {
     let has_a_root = |stack: &Stack| !stack.contains(Wall::Wasm) && stack.outermost() != Wall::Process;
-    stacks().into_iter().filter(has_a_root).collect()
+    venues().into_iter().filter(|venue| has_a_root(&venue.stack)).collect()
 }
 
 /// All that a caller gets, for comparison.
 fn seen(ran: &Ran) -> String {
-    let files = ran.files.entries.iter().map(|entry| format!("{entry:?}")).collect::<Vec<_>>().join("\n");
+    // In which order a directory is listed is up to its file system.
+    let mut files: Vec<String> = ran.files.entries.iter().map(|entry| format!("{entry:?}")).collect();
+    files.sort();
+    let files = files.join("\n");
     let outcome = &ran.outcome;
     format!("{:?}\n{:?}\n{}\n{}\n{files}", outcome.status, outcome.denied, ran.out(), ran.err())
 }
@@ -41,17 +44,17 @@ fn seen(ran: &Ran) -> String {
 fn on_each(test: impl AsyncFn(&Rig, &Stack) -> String) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
     runtime.block_on(async {
-        let rig = Rig::open().await;
-        let mut first: Option<(Stack, String)> = None;
-        for stack in native() {
-            let now = test(&rig, &stack).await;
+        let mut first: Option<(Venue, String)> = None;
+        for venue in native() {
+            let rig = Rig::with_docker(venue.docker).await;
+            let now = test(&rig, &venue.stack).await;
+            rig.close().await;
             match &first {
-                Some((other, then)) => assert_eq!(&now, then, "{stack} and {other} differ"),
-                None => first = Some((stack, now)),
+                Some((other, then)) => assert_eq!(&now, then, "{venue} and {other} differ"),
+                None => first = Some((venue, now)),
             }
         }
         assert!(first.is_some_and(|(_, seen)| seen.len() > 50), "nothing was seen");
-        rig.close().await;
     });
 }
 

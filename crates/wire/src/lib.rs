@@ -13,6 +13,7 @@ extern crate alloc;
 pub mod frame;
 pub mod guest;
 pub mod gvisor;
+pub mod image;
 pub mod launch;
 pub mod worker;
 

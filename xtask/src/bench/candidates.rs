@@ -67,8 +67,13 @@ pub(super) fn all(stage: &Stage, casemate: &Path) -> Vec<Candidate> {
     list.0
 }
 
-/// Walls around sandboxes of others. `home` has `runsc` in it.
-pub(super) fn sandboxes(stage: &Stage, casemate: &Path, home: &Path) -> Vec<Candidate> {
+/// Walls around sandboxes of others. `home` has `runsc` in it; the Docker Engine at `host` has the stage's image, as `image`.
+pub(super) fn sandboxes(
+    stage: &Stage,
+    casemate: &Path,
+    home: &Path,
+    (host, image): (&str, &str),
+) -> Vec<Candidate> {
     let mut list = List::default();
     list.bare("static true, in gVisor", Command::new(stage.program()));
     let mut alone = Command::new(home.join("gvisor/runsc"));
@@ -82,6 +87,16 @@ pub(super) fn sandboxes(stage: &Stage, casemate: &Path, home: &Path) -> Vec<Cand
     run.env("CASEMATE_HOME", home);
     list.add("casemate run --on gvisor -- /bin/true", run);
     list.last().target(1.15, alone);
+
+    list.bare("static true, in Docker", Command::new(stage.program()));
+    let mut plain = Command::new("docker");
+    plain.args(["run", "--rm", "--network", "none", image, "/bin/true"]).env(crate::docker::VARIABLE, host);
+    let plain = list.add("docker run --rm --network none", plain);
+    let mut run = Command::new(casemate);
+    run.args(["run", "--on", "docker", "--image"]).arg(stage.image()).args(["--", "/bin/true"]);
+    run.env("CASEMATE_HOME", stage.home("docker")).env(crate::docker::VARIABLE, host);
+    list.add("casemate run --on docker -- /bin/true", run);
+    list.last().target(1.15, plain);
     list.0
 }
 

@@ -40,6 +40,13 @@ pub(super) fn build() -> Result<Built> {
     Ok(Built { casemate, runtimes, gvisor, suites })
 }
 
+impl Built {
+    /// For the Docker Engine, too.
+    pub(super) fn runsc(&self) -> PathBuf {
+        self.gvisor.join("gvisor/runsc")
+    }
+}
+
 impl Suite {
     fn new(artifact: Artifact) -> Result<Suite> {
         let Artifact { manifest, name, path, .. } = artifact;

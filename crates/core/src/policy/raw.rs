@@ -7,7 +7,7 @@ use serde::Deserialize;
 use thiserror::Error;
 use toml::Spanned;
 
-use super::{AnyOf, Durability, Policy, Rules, Sharing};
+use super::{AnyOf, DockerRuntime, Durability, Policy, Rules, Sharing};
 use crate::limits::{LimitKind, Limits, LimitsDraft, check_disk_below_memory};
 use crate::request::{Invalid, Kind, Risk, check_name};
 use crate::stack::{Stack, Weakness};
@@ -33,6 +33,7 @@ struct RawPolicy {
     caps: RawLimits,
     evidence: RawEvidence,
     wasm: RawWasm,
+    docker: RawDocker,
     tenants: BTreeMap<Spanned<String>, RawTenant>,
 }
 
@@ -89,6 +90,12 @@ struct RawEvidence {
 #[serde(deny_unknown_fields, default)]
 struct RawWasm {
     sharing: Option<Spanned<String>>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct RawDocker {
+    runtime: Option<Spanned<String>>,
 }
 
 #[derive(Deserialize)]
@@ -157,6 +164,9 @@ impl TryFrom<RawPolicy> for Policy {
         }
         if let Some(sharing) = raw.wasm.sharing {
             policy.sharing = at(sharing, |text| text.parse::<Sharing>())?;
+        }
+        if let Some(runtime) = raw.docker.runtime {
+            policy.docker = at(runtime, |text| text.parse::<DockerRuntime>())?;
         }
         for (tenant, raw) in raw.tenants {
             let mut rules = Rules::default();
@@ -342,6 +352,7 @@ mod tests {
             ("[caps]\npids = 4\n[defaults]\npids = 5", 4, "above its cap"),
             ("[defaults]\ndisk = \"256M\"", 2, "not below memory"),
             ("[evidence]\ndurability = \"never\"", 2, "batch, each"),
+            ("[docker]\nruntime = \"crun\"", 2, "runc, runsc"),
             ("accept = [\"tcg\", \"anything\"]", 1, "anything"),
             ("[tags]\n\"No Tag\" = \"container\"", 2, "tag name"),
             ("\n[tenants.ACME]", 2, "tenant name"),
@@ -359,7 +370,7 @@ mod tests {
         fn unknown_keys_are_rejected_in_every_section(
             key in "[a-z]{1,12}(-[a-z]{1,8})?",
             section in prop::sample::select(vec![
-                "", "floors", "kinds", "defaults", "caps", "evidence",
+                "", "floors", "kinds", "defaults", "caps", "evidence", "docker",
                 "tenants.a", "tenants.a.floors", "tenants.a.kinds", "tenants.a.caps",
             ]),
         ) {

@@ -17,13 +17,13 @@ use serde_json::Value;
 use crate::guest::Channel;
 use crate::home::Home;
 use crate::launcher::{Keeper, Kept};
-use crate::wall::{Attachment, Cell, Gauges, Job, Later, Places, Wall, WallError};
+use crate::wall::{Attachment, Cell, Gauges, Hold, Job, Later, Places, Wall, WallError};
 use crate::walls::native::{self, rule};
 
 /// Uid and gid of the payload inside the cell.
 const PAYLOAD_ID: u32 = 1000;
 
-const FILE_SIZE_SLACK: u64 = 1 << 20;
+pub(super) const FILE_SIZE_SLACK: u64 = 1 << 20;
 
 pub(crate) struct Container {
     pub(crate) keeper: Keeper,
@@ -123,11 +123,13 @@ impl Container {
         let places = Places { work: "/work".into(), tmp: "/tmp".into() };
         let job = Job::Program { config, attached: Attachment::kind(program) };
         let gauges = if sentry.is_some() { Gauges::Inside } else { Gauges::Outside };
-        Ok(Cell { channel: Channel::Guest(channel), job, places, control, gauges, runtime: Value::Null })
+        let channel = Channel::Guest(channel);
+        Ok(Cell { channel, job, places, control, gauges, hold: Hold::Gate, runtime: Value::Null })
     }
 }
 
-fn landlock() -> Landlock {
+/// Nothing is written outside of the three places, and no device is used but those in `/dev`.
+pub(super) fn landlock() -> Landlock {
     let mut rules = vec![rule("/", Access::ReadExecute, Presence::Required)];
     rules.extend(WRITABLE.iter().map(|path| rule(*path, Access::ReadWrite, Presence::Required)));
     // A cell's /dev has nothing but harmless devices in it.

@@ -32,7 +32,7 @@ pub(super) fn launch(
 }
 
 /// A channel, and the guest's end of it.
-fn channel() -> io::Result<(GuestChannel, OwnedFd)> {
+pub(super) fn channel() -> io::Result<(GuestChannel, OwnedFd)> {
     let (ours, theirs) = UnixStream::pair()?;
     ours.set_nonblocking(true)?;
     Ok((GuestChannel::new(ours.into())?, theirs.into()))

@@ -15,7 +15,7 @@ use serde_json::Value;
 use crate::guest::Channel;
 use crate::home::Home;
 use crate::launcher::{Keeper, Kept};
-use crate::wall::{Attachment, Cell, Gauges, Job, Later, Places, Wall, WallError};
+use crate::wall::{Attachment, Cell, Gauges, Hold, Job, Later, Places, Wall, WallError};
 use crate::walls::native::{self, rule};
 
 pub(crate) struct Process {
@@ -98,8 +98,8 @@ impl Process {
                 file_roots: vec![places.work.clone(), places.tmp.clone()],
             };
             let job = Job::Program { config, attached: Attachment::kind(program) };
-            let gauges = Gauges::Outside;
-            Ok(Cell { channel: Channel::Guest(channel), job, places, control, gauges, runtime: Value::Null })
+            let (channel, gauges, hold) = (Channel::Guest(channel), Gauges::Outside, Hold::Gate);
+            Ok(Cell { channel, job, places, control, gauges, hold, runtime: Value::Null })
         })
     }
 }

@@ -31,7 +31,7 @@ use crate::agents::{Agents, COMPILER_DIGEST, WORKER_DIGEST};
 use crate::guest::{Channel, GuestChannel};
 use crate::recorder::Store;
 use crate::run::{STDERR, STDIN, STDOUT, Trouble};
-use crate::wall::{Begun, Cell, Control, Gauges, Job, Later, Places, Wall, WallError};
+use crate::wall::{Begun, Cell, Control, Gauges, Hold, Job, Later, Places, Wall, WallError};
 
 use cache::Cache;
 use compiler::{Compiler, Place, What};
@@ -115,6 +115,7 @@ impl Wasm {
             places,
             control,
             gauges: Gauges::Outside,
+            hold: Hold::Gate,
             runtime: Value::Null,
         })
     }
@@ -239,7 +240,8 @@ impl Wasm {
         let channel = worker.line().call(false);
         let job = Job::Call(Call { worker, module: None, files: Some(files) });
         let (channel, control) = (Channel::Call(channel), Box::new(OwnControl(control)));
-        Ok(Cell { channel, job, places, control, gauges: Gauges::Outside, runtime: Value::Null })
+        let (gauges, hold) = (Gauges::Outside, Hold::Gate);
+        Ok(Cell { channel, job, places, control, gauges, hold, runtime: Value::Null })
     }
 
     /// Workers that are not worth their memory any more, taken from the others.

@@ -3,12 +3,14 @@
 
 use std::time::Duration;
 
-use casemate_testkit::{CellBuilder, LimitKind, Ran, Status, Traces, Wall, can_enforce, cell};
+use casemate_testkit::{CellBuilder, LimitKind, Ran, Status, Traces, Wall, cell};
 
 use crate::row::{Finding, Scene};
 
 /// How late a limit may strike, and how long a cell may take to vanish.
 const ONE_SECOND: Duration = Duration::from_secs(1);
+/// The Docker Engine takes its time to remove a container, and more while others are made.
+const AN_ENGINE: Duration = Duration::from_secs(10);
 /// A trivial execution beside a hostile one, on a machine with few cores.
 const BYSTANDER: Duration = Duration::from_secs(3);
 
@@ -28,10 +30,14 @@ pub(crate) async fn watched<'s>(
     if bystander.code() != Some(0) || bystander.took > BYSTANDER {
         return Err(format!("the bystander suffered: {}", bystander.story()));
     }
-    before.returns_to(scene.rig.run_id(), ONE_SECOND).await.map_err(|now| {
+    before.returns_to(scene.rig.run_id(), patience(scene)).await.map_err(|now| {
         format!("left behind after {}:\n      before {before:?}\n      now    {now:?}", ran.story())
     })?;
     Ok(ran)
+}
+
+fn patience(scene: &Scene) -> Duration {
+    if scene.stack.outermost() == Wall::Docker { AN_ENGINE } else { ONE_SECOND }
 }
 
 /// The house once the first, harmless execution is gone from it.
@@ -42,7 +48,7 @@ async fn quiet(scene: &Scene, first: Ran) -> Result<Traces, String> {
     let rest = match scene.stack.contains(Wall::Wasm) {
         // The worker stays.
         true => Traces::settled(scene.rig.run_id(), ONE_SECOND).await,
-        false => Traces::at_rest(scene.rig.run_id(), ONE_SECOND).await,
+        false => Traces::at_rest(scene.rig.run_id(), patience(scene)).await,
     };
     rest.map_err(|now| format!("`true` is still there: {now:?}"))
 }
@@ -50,7 +56,7 @@ async fn quiet(scene: &Scene, first: Ran) -> Result<Traces, String> {
 /// A refusal to enforce `kind` is right where this wall or this user cannot, and must say what to do.
 pub(crate) fn refused(scene: &Scene, ran: &Ran, kinds: &[LimitKind]) -> Option<Result<Finding, String>> {
     let refusal = ran.refusal()?;
-    let beyond_reach = kinds.iter().any(|kind| !can_enforce(&scene.stack, *kind));
+    let beyond_reach = kinds.iter().any(|kind| !scene.rig.can_enforce(&scene.stack, *kind));
     Some(match beyond_reach && !refusal.hint.is_empty() {
         true => Ok(Finding::Refused(refusal.hint.clone())),
         false => Err(format!("refused for no reason: {}", ran.story())),

@@ -9,6 +9,7 @@
 //! name. Nothing is skipped: where a limit cannot be enforced, asking for it must be refused with a hint.
 
 mod bare_wasm;
+mod docker;
 mod hostile;
 mod images;
 mod judged;

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use casemate_testkit::{LimitKind, Traces, Wall, cell};
+use casemate_testkit::{LimitKind, Traces, cell};
 
 use crate::judged::{barely_overdrawn, hit, in_time, killed, refused, watched};
 use crate::row::Control::{self, Nothing, TimeToSpare, Without};
@@ -82,7 +82,12 @@ fn counted(
         }
         let finding = judge(&ran)?;
         if finding == Finding::Held {
-            hit(&ran, kind, kind.parse(limit).map_err(|error| error.to_string())?, slack)?;
+            let limit = kind.parse(limit).map_err(|error| error.to_string())?;
+            let part = match kind {
+                LimitKind::Disk | LimitKind::Inodes => scene.rig.share(&scene.stack, "/work", limit),
+                _ => limit,
+            };
+            hit(&ran, kind, limit, slack + limit - part)?;
         }
         Ok(finding)
     })
@@ -195,7 +200,7 @@ fn daemon(scene: Scene) -> Judged {
         let (ran, seen) = tokio::join!(run, look);
         let ran = ran?;
         // What runs in gVisor is no process of this kernel: there, the look at the house has to do.
-        let gvisor = scene.stack.outermost() == Wall::Gvisor;
+        let gvisor = scene.rig.is_in_gvisor(&scene.stack);
         match (ran.code(), seen || gvisor) {
             (Some(0), true) if ran.took < Duration::from_secs(3) => Ok(Finding::Held),
             _ => Err(format!("daemon seen: {seen}, {}", ran.story())),
@@ -306,7 +311,7 @@ fn traceme_allowed(scene: Scene) -> Judged {
         let exited = exit.needs(needs).timeout("700ms").run().await;
         in_time(&exited, limit)?;
         // gVisor lets only the first thread of a process be traced like this.
-        let refused = scene.stack.outermost() == Wall::Gvisor && exited.code() == Some(10);
+        let refused = scene.rig.is_in_gvisor(&scene.stack) && exited.code() == Some(10);
         match exited.out().contains("PTRACE_TRACEME from a thread of the payload: done") || refused {
             true => Ok(Finding::Held),
             false => Err(exited.story()),

@@ -58,8 +58,10 @@ pub(crate) enum Control {
     BareEngine(fn() -> Judged),
     /// The very same probe, with its control, is in the row of the outer wall: here a worker that was taken over starts it.
     OfTheOuterWall,
-    /// Likewise, in the row of the container: here another kernel is in it.
+    /// Likewise, in the row of the container: here another kernel is in it, or the same layers are somebody else's.
     OfTheContainer,
+    /// Escapes in a container that the `docker` command starts, with the settings of a cell but for these layers.
+    PlainDocker(&'static [Layer]),
     /// Nothing can be taken away; why.
     Nothing(&'static str),
 }

@@ -7,15 +7,15 @@ use std::process::{Command, Stdio};
 use std::sync::Arc;
 
 use casemate_testkit::{
-    Bait, CellBuilder, HOSTILE_WORKER, Layer, PROBE, Ran, Rig, Stack, Status, Wall, cell, is_root, stacks,
-    wasm,
+    Bait, CellBuilder, DockerRuntime, HOSTILE_WORKER, Layer, PROBE, Ran, Rig, Stack, Status, Venue, Wall,
+    cell, is_root, venues, wasm,
 };
 use tempfile::TempDir;
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 
-use crate::network;
 use crate::row::{Control, Finding, On, Row, Scene, Trial, layers};
+use crate::{docker, network};
 
 /// Cells at a time: the machine has few cores, and a judged trial measures time.
 const AT_ONCE: usize = 4;
@@ -83,7 +83,7 @@ impl Suite {
     }
 
     pub(crate) async fn run(self) -> Vec<Line> {
-        let walls = stacks();
+        let walls = venues();
         let places: Vec<(Place, On)> = (0..self.rows.len())
             .flat_map(|row| (0..walls.len()).map(move |wall| (row, wall)))
             .filter_map(|place| Some((place, self.on(place, &walls)?)))
@@ -114,18 +114,25 @@ impl Suite {
         lines
     }
 
-    fn on(&self, (row, wall): Place, walls: &[Stack]) -> Option<On> {
-        let wasm = walls[wall].contains(Wall::Wasm);
+    fn on(&self, (row, wall): Place, walls: &[Venue]) -> Option<On> {
+        let venue = &walls[wall];
+        let wasm = venue.stack.contains(Wall::Wasm);
         let (container, process) = match self.rows[row].trial {
             Trial::Probe { container, process, .. } => (container, process),
             Trial::Judged { container, process, .. } if !wasm => (container, process),
             Trial::Wasm { on, .. } if wasm => (on, on),
             _ => return None,
         };
-        let on = match walls[wall].outermost() {
+        let on = match venue.stack.outermost() {
             Wall::Container => container,
             Wall::Process => process,
             Wall::Gvisor => in_gvisor(self.rows[row], container),
+            Wall::Docker => match venue.docker {
+                DockerRuntime::Runc => docker::on(self.rows[row], container),
+                DockerRuntime::Runsc => {
+                    docker::in_gvisor(self.rows[row], in_gvisor(self.rows[row], container))
+                }
+            },
             other => panic!("the table has no column for {other}"),
         };
         Some(match (&self.rows[row].trial, on) {
@@ -135,14 +142,20 @@ impl Suite {
     }
 
     /// Probes share one engine, as tenants would; what is judged from outside has one of its own.
-    async fn trials(&self, places: &[(Place, On)], walls: &[Stack]) -> BTreeMap<Place, Attempt> {
+    async fn trials(&self, places: &[(Place, On)], walls: &[Venue]) -> BTreeMap<Place, Attempt> {
         let shared = Arc::new(Rig::open().await);
+        let in_gvisor = Arc::new(Rig::with_docker(DockerRuntime::Runsc).await);
         let taken_over = Arc::new(Rig::with_worker(HOSTILE_WORKER).await);
         let mut tasks = JoinSet::new();
         for &(place, on) in places {
             let On::Held(_) = on else { continue };
-            let (row, stack, bait) = (self.rows[place.0], walls[place.1].clone(), self.bait.clone());
-            let engine = if stack.contains(Wall::Wasm) { &taken_over } else { &shared };
+            let Venue { stack, docker } = walls[place.1].clone();
+            let (row, bait) = (self.rows[place.0], self.bait.clone());
+            let engine = match docker {
+                _ if stack.contains(Wall::Wasm) => &taken_over,
+                DockerRuntime::Runc => &shared,
+                DockerRuntime::Runsc => &in_gvisor,
+            };
             let (permits, shared) = (self.permits.clone(), engine.clone());
             tasks.spawn(async move {
                 let _permit = permits.acquire_owned().await;
@@ -154,7 +167,7 @@ impl Suite {
                         Attempt { outcome, notes: notes(&ran.out()) }
                     }
                     Trial::Judged { judge, .. } | Trial::Wasm { judge, .. } => {
-                        let rig = Arc::new(Rig::open().await);
+                        let rig = Arc::new(Rig::with_docker(docker).await);
                         let scene = Scene { rig: rig.clone(), stack, bait, time_to_spare: false };
                         let found = judge(scene).await;
                         close(rig).await;
@@ -166,8 +179,9 @@ impl Suite {
             });
         }
         let attempts = collect(tasks).await;
-        close(shared).await;
-        close(taken_over).await;
+        for rig in [shared, in_gvisor, taken_over] {
+            close(rig).await;
+        }
         attempts
     }
 
@@ -175,7 +189,7 @@ impl Suite {
     async fn controls(
         &self,
         places: &[(Place, On)],
-        walls: &[Stack],
+        walls: &[Venue],
         trials: &BTreeMap<Place, Attempt>,
     ) -> BTreeMap<Place, Outcome> {
         let mut outcomes = BTreeMap::new();
@@ -193,16 +207,16 @@ impl Suite {
             let row = self.rows[place.0];
             let judged = matches!(row.trial, Trial::Judged { .. } | Trial::Wasm { .. });
             if !judged && !weakened.contains_key(set) {
-                weakened.insert(set.to_vec(), Arc::new(rig_without(set).await));
+                weakened.insert(set.to_vec(), Arc::new(rig_without(set, DockerRuntime::default()).await));
             }
             let shared = weakened.get(set).filter(|_| !judged).cloned();
-            let (stack, bait) = (walls[place.1].clone(), self.bait.clone());
+            let (Venue { stack, docker }, bait) = (walls[place.1].clone(), self.bait.clone());
             let (permits, strong) = (self.permits.clone(), trials[&place].notes.clone());
             tasks.spawn(async move {
                 let _permit = permits.acquire_owned().await;
                 let own = match &shared {
                     Some(shared) => shared.clone(),
-                    None => Arc::new(rig_without(set).await),
+                    None => Arc::new(rig_without(set, docker).await),
                 };
                 let time_to_spare = matches!(control, Control::TimeToSpare);
                 let scene = Scene { rig: own.clone(), stack, bait, time_to_spare };
@@ -233,9 +247,9 @@ fn in_gvisor(row: &Row, container: On) -> On {
     }
 }
 
-async fn rig_without(layers: &[Layer]) -> Rig {
+async fn rig_without(layers: &[Layer], docker: DockerRuntime) -> Rig {
     match layers {
-        [] => Rig::open().await,
+        [] => Rig::with_docker(docker).await,
         _ => Rig::without(layers).await,
     }
 }
@@ -255,6 +269,7 @@ fn needed(control: Control) -> Result<&'static [Layer], String> {
         Control::Nothing(_) => return Err("no control:".into()),
         Control::OfTheOuterWall => return Err("as a worker that was taken over:".into()),
         Control::OfTheContainer => return Err("as on container:".into()),
+        Control::PlainDocker(_) => &[],
     };
     let needs_root = matches!(control, Control::BareAsRoot)
         || layers.iter().any(|layer| layers::NEED_ROOT.contains(layer));
@@ -277,6 +292,7 @@ fn describe(control: Control) -> String {
         Control::TimeToSpare => "with time to spare".into(),
         Control::BareEngine(_) => "in a bare Wasmtime".into(),
         Control::OfTheOuterWall => "its control is that of the outer wall".into(),
+        Control::PlainDocker(set) => format!("in a plain `docker run` without {}", list(set)),
         Control::OfTheContainer => "its control is that of the container".into(),
         Control::Nothing(why) => why.into(),
     }
@@ -291,6 +307,11 @@ async fn control_one(row: &'static Row, control: Control, scene: Scene, strong: 
     }
     let probe = || probe(&scene.rig, &scene.stack, row, &scene.bait);
     let ran = match control {
+        Control::PlainDocker(set) => {
+            let argv = arguments(row, &scene.rig, &scene.bait);
+            let plain = tokio::task::spawn_blocking(move || docker::plain(set, &argv));
+            return plain.await.map_err(|error| error.to_string())?;
+        }
         Control::Bare | Control::BareAsRoot | Control::BareWithNetwork => {
             let argv = arguments(row, &scene.rig, &scene.bait);
             let bait = scene.bait.clone();

@@ -1,6 +1,6 @@
 //! Files in before, files out after.
 
-use casemate_testkit::{Entry, FetchedEntry, LimitKind, Ran, Rig, Stack, can_enforce, cell};
+use casemate_testkit::{Entry, FetchedEntry, LimitKind, Ran, Rig, Stack, cell};
 
 use crate::{is_wasm, refused, succeeded};
 
@@ -74,7 +74,7 @@ pub(crate) async fn no_set_id_bit_goes_in(rig: &Rig, stack: &Stack) {
 pub(crate) async fn too_much_does_not_go_in(rig: &Rig, stack: &Stack) {
     let large = vec![7; 3 << 20];
     let ran = cell(rig, stack).file("/work/large", 0o644, &large).disk("1M").run().await;
-    refused(&ran, if can_enforce(stack, LimitKind::Disk) { "does not fit" } else { "disk" });
+    refused(&ran, if rig.can_enforce(stack, LimitKind::Disk) { "does not fit" } else { "disk" });
 }
 
 fn file<'r>(ran: &'r Ran, path: &str) -> (&'r [u8], u32) {

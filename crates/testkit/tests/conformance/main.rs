@@ -11,13 +11,15 @@ mod walls;
 
 use std::io::Write;
 
-use casemate_testkit::{CellBuilder, Ran, Rig, Stack, Wall, cell, is_root, needs_root};
+use casemate_testkit::{CellBuilder, DockerRuntime, Ran, Rig, Stack, Wall, cell, is_root, needs_root};
 
 /// Makes a test of each body for each stack. A body that is not listed is dead code, which the build denies.
 macro_rules! on_every_stack {
     ($($chapter:ident: $($test:ident),+;)+) => {
         $($(
             mod $test {
+                use casemate_testkit::DockerRuntime;
+
                 #[test]
                 fn container() {
                     crate::on("container", crate::$chapter::$test);
@@ -41,6 +43,14 @@ macro_rules! on_every_stack {
                 #[test]
                 fn gvisor_wasm() {
                     crate::on("gvisor+wasm", crate::$chapter::$test);
+                }
+                #[test]
+                fn docker() {
+                    crate::on_docker(DockerRuntime::Runc, crate::$chapter::$test);
+                }
+                #[test]
+                fn docker_runsc() {
+                    crate::on_docker(DockerRuntime::Runsc, crate::$chapter::$test);
                 }
             }
         )+)+
@@ -124,6 +134,20 @@ fn on(stack: &str, test: impl AsyncFn(&Rig, &Stack)) {
             false => test(&rig, &stack).await,
             // The whole stack is refused, whatever was asked of it.
             true => refuses(cell(&rig, &stack), "without root").await,
+        }
+        rig.close().await;
+    });
+}
+
+/// Runs one body in containers of the Docker Engine, or shows what a user is told who may not use it.
+fn on_docker(kind: DockerRuntime, test: impl AsyncFn(&Rig, &Stack)) {
+    let stack = Stack::of(Wall::Docker);
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    runtime.block_on(async {
+        let rig = Rig::with_docker(kind).await;
+        match is_root() {
+            true => test(&rig, &stack).await,
+            false => refuses(cell(&rig, &stack), "Docker Engine").await,
         }
         rig.close().await;
     });

@@ -198,18 +198,18 @@ pub(crate) async fn the_posture_is_recorded(rig: &Rig, stack: &Stack) {
         let worker = rig.records(worker);
         let opening = &worker.first().expect("the worker has a record").entry.body;
         assert_eq!(opening["worker"]["sha256"].as_str().map(str::len), Some(64), "{opening}");
-        confined(stack, &opening["observed"]);
+        confined(rig, stack, &opening["observed"]);
         let alone = cell(rig, stack).out("/work/nothing").run().await;
         let records = rig.records(&alone.outcome.id);
         let observed = &records.last().expect("a closing record").entry.body["observed"];
         assert_eq!(observed["worker_sha256"].as_str().map(str::len), Some(64), "{observed}");
-        return confined(stack, &observed["posture"]);
+        return confined(rig, stack, &observed["posture"]);
     }
-    confined(stack, &closing["observed"]);
-    match stack.outermost() {
+    confined(rig, stack, &closing["observed"]);
+    match rig.is_in_gvisor(stack) {
         // Its kernel has none.
-        Wall::Gvisor => assert!(closing["applied"]["landlock"].is_null(), "{closing}"),
-        _ => assert!(
+        true => assert!(closing["applied"]["landlock"].is_null(), "{closing}"),
+        false => assert!(
             closing["applied"]["landlock"].as_array().is_some_and(|rules| rules.len() > 3),
             "{closing}"
         ),
@@ -219,26 +219,33 @@ pub(crate) async fn the_posture_is_recorded(rig: &Rig, stack: &Stack) {
 }
 
 /// What a payload must look like from outside.
-fn confined(stack: &Stack, seen: &serde_json::Value) {
-    assert_ne!(seen["uid"].as_u64(), Some(0), "{seen}");
-    let gvisor = stack.outermost() == Wall::Gvisor;
-    if gvisor {
+fn confined(rig: &Rig, stack: &Stack, seen: &serde_json::Value) {
+    let gvisor = rig.is_in_gvisor(stack);
+    let docker = stack.outermost() == Wall::Docker;
+    // The Docker Engine's gVisor is root, of a user namespace of its own.
+    assert!(seen["uid"].as_u64() != Some(0) || (gvisor && docker), "{seen}");
+    let runtime = &seen["runtime"];
+    if docker {
+        assert_eq!(runtime["seccomp_profile_sha256"].as_str().map(str::len), Some(64), "{runtime}");
+        assert!(runtime["engine"].as_str().is_some_and(|version| !version.is_empty()), "{runtime}");
+        assert_eq!(runtime["runtime"], if gvisor { "runsc" } else { "runc" });
+    } else if gvisor {
         // What is seen is its kernel, which has capabilities in a user namespace of its own, and who made it.
-        let runtime = &seen["runtime"];
         for digest in ["sha256", "specification_sha256"] {
             assert_eq!(runtime[digest].as_str().map(str::len), Some(64), "{runtime}");
         }
         assert!(runtime["runsc"].as_str().is_some_and(|version| !version.is_empty()), "{runtime}");
         assert!(matches!(runtime["platform"].as_str(), Some("systrap" | "ptrace")), "{runtime}");
-    } else {
+    }
+    if !gvisor {
         for set in ["effective", "permitted", "inheritable", "ambient"] {
             assert_eq!(seen["capabilities"][set].as_u64(), Some(0), "{set} in {seen}");
         }
     }
     assert_eq!(seen["no_new_privs"], true);
     assert_eq!(seen["seccomp"]["mode"].as_u64(), Some(2));
-    // Without namespaces the payload's is another one than the guest's.
-    let filters = if stack.outermost() == Wall::Process { 2 } else { 1 };
+    // Without namespaces the payload's is another one than the guest's, and the Docker Engine's is one more.
+    let filters = if stack.outermost() == Wall::Process || (docker && !gvisor) { 2 } else { 1 };
     assert!(seen["seccomp"]["filters"].as_u64() >= Some(filters), "{seen}");
     let own: Vec<&str> = seen["namespaces"]["own"]
         .as_array()
@@ -246,13 +253,17 @@ fn confined(stack: &Stack, seen: &serde_json::Value) {
         .iter()
         .filter_map(|name| name.as_str())
         .collect();
-    match stack.outermost() {
-        Wall::Process => assert!(own.is_empty(), "{own:?}"),
-        _ => {
-            for name in ["user", "mnt", "pid", "net", "ipc", "uts", "cgroup"] {
-                assert!(own.contains(&name), "{name} is missing from {own:?}");
-            }
-        }
+    let expected: &[&str] = match (stack.outermost(), gvisor) {
+        (Wall::Process, _) => &[],
+        // Its users are the host's.
+        (Wall::Docker, false) => &["mnt", "pid", "net", "ipc", "uts", "cgroup"],
+        // What is in the namespaces that gVisor's kernel shares does not show inside.
+        (Wall::Docker, true) => &["user", "mnt", "net", "ipc", "uts"],
+        _ => &["user", "mnt", "pid", "net", "ipc", "uts", "cgroup"],
+    };
+    assert!(stack.outermost() != Wall::Process || own.is_empty(), "{own:?}");
+    for name in expected {
+        assert!(own.contains(name), "{name} is missing from {own:?}");
     }
     if is_root() && !gvisor {
         assert_eq!(seen["capabilities"]["bounding"].as_u64(), Some(0));

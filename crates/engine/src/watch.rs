@@ -156,7 +156,7 @@ impl<'a> Watch<'a> {
                         next_question = look + question;
                     }
                     let counters = cell.control.measure().await?;
-                    if let Some(cause) = self.judge(&counters) {
+                    if let Some(cause) = self.judge(&counters, cell.gauges) {
                         return Ok(Ended::Limit(cause));
                     }
                     pace = (pace * 2).min(STEADY_LOOK);
@@ -256,7 +256,7 @@ impl<'a> Watch<'a> {
     }
 
     /// Remembers peaks and says whether a limit that kills was passed.
-    fn judge(&mut self, now: &Counters) -> Option<Cause> {
+    fn judge(&mut self, now: &Counters, gauges: Gauges) -> Option<Cause> {
         self.disk_seen_outside |= now.disk_bytes.is_some();
         let peaks = &mut self.peaks;
         peaks.cpu_micros = peaks.cpu_micros.max(now.cpu_micros);
@@ -271,8 +271,10 @@ impl<'a> Watch<'a> {
             return Some(Cause::Memory);
         }
         // Where a kernel of its own is in the cell, the group has room for that, too, and does not see to the payload's limit.
-        let memory = self.limit(LimitKind::Memory).zip(self.peaks.memory_peak_bytes);
-        if memory.is_some_and(|(limit, peak)| peak > limit.saturating_add(SLACK + limit / 8)) {
+        if gauges == Gauges::Inside
+            && let Some((limit, peak)) = self.limit(LimitKind::Memory).zip(self.peaks.memory_peak_bytes)
+            && peak > limit.saturating_add(SLACK + limit / 8)
+        {
             return Some(Cause::Memory);
         }
         let cpu_limit = self.limit(LimitKind::CpuTime)?;
@@ -301,7 +303,7 @@ impl<'a> Watch<'a> {
         // Delivered once the record is closed: a slow receiver must not keep it open.
         self.ran.undelivered = std::mem::take(&mut self.pending).into();
         let counters = counters?;
-        let verdict = self.judge(&counters);
+        let verdict = self.judge(&counters, cell.gauges);
         let status = match ended? {
             Ended::Limit(cause) => killed(self.plan, cause, self.peak_of(cause)),
             _ if self.peaks.oom_kills.is_some_and(|kills| kills > 0) => {

@@ -70,7 +70,8 @@ fn swapped_image(scene: Scene) -> Judged {
             let args = ["read-host-file", "/data/secret", &scene.bait.marker];
             let tried = cell(&scene.rig, &scene.stack).image(image.path()).probe(args).run().await;
             match &tried.outcome.status {
-                Status::Failed { .. } => aborted += 1,
+                // The Docker Engine takes paths, and refuses one that leads nowhere at that moment.
+                Status::Failed { .. } | Status::Refused(_) => aborted += 1,
                 _ if judge(&tried) == Ok(Finding::Held) => ran += 1,
                 _ => escapes.push(tried.story()),
             }

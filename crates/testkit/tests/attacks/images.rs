@@ -26,8 +26,8 @@ pub(crate) const ROWS: &[Row] = &[Row {
 fn write_stored(scene: Scene) -> Judged {
     Box::pin(async move {
         let images = Images::of(scene.rig.home());
-        let tar =
-            Tar::new().file("etc/passwd", "").file("etc/hosts", "").file("usr/bin/env", "").directory("opt");
+        let files = ["etc/passwd", "etc/hosts", "etc/hostname", "usr/bin/env"];
+        let tar = files.iter().fold(Tar::new(), |tar, name| tar.file(name, "")).directory("opt");
         let imported = tokio::task::spawn_blocking(move || {
             let origin = Origin::Stream(Box::new(std::io::Cursor::new(tar.end())));
             let import = Import { name: Some("shared".into()), size_limit: 1 << 20, source: "suite".into() };

@@ -82,6 +82,9 @@ pub(crate) enum Command {
     Explain(Box<RunArgs>),
     /// Start each wall and say what is missing
     Doctor {
+        /// Measure each stack here and compare what it isolates, runs and costs; takes half a minute
+        #[arg(long)]
+        compare: bool,
         /// Print one JSON object
         #[arg(long)]
         json: bool,

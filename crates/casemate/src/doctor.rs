@@ -1,4 +1,10 @@
-//! `casemate doctor`: starts every wall for real and says what is missing.
+//! `casemate doctor`: starts every wall for real and says what is missing; with `--compare`, measures and compares them.
+
+mod advice;
+mod character;
+mod compare;
+mod footprint;
+mod page;
 
 use std::io::Write;
 use std::os::unix::fs::DirBuilderExt;
@@ -19,8 +25,6 @@ use crate::home::PolicyFile;
 use crate::render::json::walls;
 use crate::render::terminal::{Style, columns, one_line};
 
-/// The weakest floor there is, so that every wall can be tried. Holds for the probes and nothing else.
-const PROBE_POLICY: &str = "[floors]\nlow = \"process\"\n";
 /// A code that nothing returns by accident.
 const PROBE_CODE: i32 = 7;
 const PROBE_TIME: Duration = Duration::from_secs(60);
@@ -60,36 +64,61 @@ enum Finding {
     },
 }
 
-pub(crate) async fn doctor(policy: Option<&Path>, json: bool) -> Result<u8, Failure> {
+/// How much is wanted to be known.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Depth {
+    /// What stands.
+    Walls,
+    /// And what each is worth, and costs.
+    Comparison,
+}
+
+pub(crate) async fn doctor(policy: Option<&Path>, depth: Depth, json: bool) -> Result<u8, Failure> {
     let home = casemate_engine::default_home();
     let file = PolicyFile::load(policy, &home)?;
+    let ready = match depth {
+        Depth::Walls => {
+            let report = report(&home, &file).await?;
+            print(&report, json, || render(&report, Style::of_stdout()))?;
+            report.walls.iter().any(|wall| wall.finding.is_ready())
+        }
+        Depth::Comparison => {
+            let comparison = compare::compare(&home, &file).await?;
+            print(&comparison, json, || page::render(&comparison, Style::of_stdout()))?;
+            comparison.stacks.iter().any(|stack| stack.finding.is_ready())
+        }
+    };
+    Ok(if ready { exit::DONE } else { exit::NO })
+}
+
+fn print(value: &impl Serialize, json: bool, text: impl FnOnce() -> String) -> Result<(), Failure> {
+    let mut stdout = std::io::stdout().lock();
+    match json {
+        true => {
+            serde_json::to_writer(&mut stdout, value)?;
+            writeln!(stdout)?;
+        }
+        false => stdout.write_all(text().as_bytes())?,
+    }
+    Ok(stdout.flush()?)
+}
+
+async fn report(home: &Path, file: &PolicyFile) -> Result<Report, Failure> {
     let policy = match &file.path {
         Some(path) => path.display().to_string(),
         None => "built-in".to_owned(),
     };
-    let report = examine(&home, policy, file.policy.docker_runtime()).await?;
-    let mut stdout = std::io::stdout().lock();
-    if json {
-        serde_json::to_writer(&mut stdout, &report)?;
-        writeln!(stdout)?;
-    } else {
-        stdout.write_all(render(&report, Style::of_stdout()).as_bytes())?;
-    }
-    stdout.flush()?;
-    let ready = report.walls.iter().any(|wall| matches!(wall.finding, Finding::Ready { .. }));
-    Ok(if ready { exit::DONE } else { exit::NO })
+    examine(home, policy, file.policy.docker_runtime()).await
 }
 
 /// Tries the walls in a home of their own: probes are nobody's executions and leave no records.
 async fn examine(home: &Path, policy: String, docker: DockerRuntime) -> Result<Report, Failure> {
     let scratch = Scratch::beneath(home)?;
-    let probe_policy = Policy::parse(&format!("{PROBE_POLICY}[docker]\nruntime = \"{docker}\"\n"))
-        .map_err(|error| Failure::new(error, ""))?;
     let engine = Engine::open(Config {
         durability: Durability::OnExit,
         ahead: Ahead::Nothing,
         installed: home.to_owned(),
-        ..Config::new(&scratch.0, probe_policy)
+        ..Config::new(&scratch.0, probe_policy(docker)?)
     })
     .await?;
     let mut walls = Vec::new();
@@ -110,7 +139,8 @@ async fn find(engine: &Engine, profile: &Profile) -> Result<Finding, Failure> {
         return Ok(Finding::Missing { reason: reason.clone(), fix: hint.clone() });
     }
     let started = Instant::now();
-    let executed = engine.execute(probe(profile)?, Io::default()).await;
+    let executed =
+        engine.execute(Request::new(draft(profile, probe_workload(profile)?))?, Io::default()).await;
     let fix = "report this with the facts below".to_owned();
     Ok(match (executed.outcome.status, executed.evidence_error) {
         (Status::Exited { code: PROBE_CODE }, None) => {
@@ -122,23 +152,32 @@ async fn find(engine: &Engine, profile: &Profile) -> Result<Finding, Failure> {
     })
 }
 
+/// The weakest floor there is, so that every wall can be tried. Holds for probes and nothing else.
+fn probe_policy(docker: DockerRuntime) -> Result<Policy, Failure> {
+    let text = format!("[floors]\nlow = \"process\"\n[docker]\nruntime = \"{docker}\"\n");
+    Policy::parse(&text).map_err(|error| Failure::new(error, ""))
+}
+
 /// The smallest program that shows that the wall starts things and reports how they end.
-fn probe(profile: &Profile) -> Result<Request, Failure> {
-    let shell = ["sh", "-c", "exit 7"].map(str::to_owned).to_vec();
-    let workload = match profile.clauses().components {
+fn probe_workload(profile: &Profile) -> Result<Workload, Failure> {
+    Ok(match profile.clauses().components {
         Support::Yes => {
-            let component = Component::new("probe", include_bytes!("doctor_probe.wasm").to_vec())?;
+            let component = Component::new("probe", include_bytes!("doctor/probe.wasm").to_vec())?;
             Workload::Component { component, args: Vec::new() }
         }
-        Support::No => Workload::Command { argv: shell },
-    };
+        Support::No => Workload::Command { argv: ["sh", "-c", "exit 7"].map(str::to_owned).to_vec() },
+    })
+}
+
+/// On this stack and no other.
+fn draft(profile: &Profile, workload: Workload) -> RequestDraft {
     let mut draft = RequestDraft::new(workload);
     draft.risk = Risk::Low;
     draft.isolation = Isolation::Exactly(profile.stack().clone());
     if profile.enforces(LimitKind::WallTime) {
         draft.limits = LimitsDraft::new().with(LimitKind::WallTime, PROBE_TIME.as_millis() as u64);
     }
-    Ok(Request::new(draft)?)
+    draft
 }
 
 fn render(report: &Report, style: Style) -> String {
@@ -177,6 +216,10 @@ fn render(report: &Report, style: Style) -> String {
 }
 
 impl Finding {
+    fn is_ready(&self) -> bool {
+        matches!(self, Finding::Ready { .. })
+    }
+
     fn fix(&self) -> Option<&str> {
         match self {
             Finding::Ready { .. } => None,

@@ -50,7 +50,10 @@ fn dispatch(cli: &Cli, early: Option<EarlyLauncher>) -> Result<u8, Failure> {
     match &cli.command {
         Command::Run(args) => wait_for(run::run(args, policy, early)),
         Command::Explain(args) => wait_for(explain::explain(args, policy)),
-        Command::Doctor { json } => wait_for(doctor::doctor(policy, *json)),
+        Command::Doctor { compare, json } => {
+            let depth = if *compare { doctor::Depth::Comparison } else { doctor::Depth::Walls };
+            wait_for(doctor::doctor(policy, depth, *json))
+        }
         Command::Setup { walls, from } => wait_for(setup::setup(walls, from.as_deref(), policy)),
         Command::Image { command } => wait_for(image::image(command)),
         Command::Evidence { command } => evidence::evidence(command),

@@ -53,6 +53,38 @@ words! {
     }
 }
 
+/// What a machine's time costs its operator. Decides nothing: `casemate doctor --compare` multiplies with it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Prices {
+    currency: String,
+    /// In millionths, per hour.
+    cpu: u64,
+    gigabyte: u64,
+}
+
+impl Prices {
+    pub fn currency(&self) -> &str {
+        &self.currency
+    }
+
+    /// Of one processor, busy.
+    pub fn cpu_hour(&self) -> f64 {
+        self.cpu as f64 / 1e6
+    }
+
+    /// Of a gigabyte (10^9 bytes) of memory.
+    pub fn gb_hour(&self) -> f64 {
+        self.gigabyte as f64 / 1e6
+    }
+}
+
+impl Default for Prices {
+    /// About what large clouds ask for an hour of theirs.
+    fn default() -> Prices {
+        Prices { currency: "USD".into(), cpu: 40_000, gigabyte: 5_000 }
+    }
+}
+
 /// A validated policy file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Policy {
@@ -61,6 +93,7 @@ pub struct Policy {
     durability: Durability,
     sharing: Sharing,
     docker: DockerRuntime,
+    prices: Prices,
     accept: BTreeSet<Weakness>,
     /// Keyed by tenant; each adds to `rules` and takes nothing away.
     tenants: BTreeMap<String, Rules>,
@@ -140,6 +173,10 @@ impl Policy {
         self.docker
     }
 
+    pub fn prices(&self) -> &Prices {
+        &self.prices
+    }
+
     /// Stacks that may be used although they are only used by name: those that the request names, and those that
     /// the policy names anywhere outside of the tenants' sections. The same for every risk and tenant, so that
     /// a further floor never brings a stack into play.
@@ -185,6 +222,7 @@ impl Default for Policy {
             durability: Durability::default(),
             sharing: Sharing::default(),
             docker: DockerRuntime::default(),
+            prices: Prices::default(),
             accept: BTreeSet::new(),
             tenants: BTreeMap::new(),
         }

@@ -1,6 +1,7 @@
 //! What an engine has on this host right now: processes, cgroups, mounts, descriptors, files. Only what carries the
 //! engine's own run id counts, since other engines may be at work.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -49,6 +50,20 @@ impl Traces {
             mounts,
             files: below(&std::env::temp_dir().join(format!("casemate-{run}"))),
         }
+    }
+
+    /// Those in which this program of ours runs: by its name, or where another kernel runs it, by the file that that was given.
+    pub fn running(&self, program: &str) -> BTreeSet<u32> {
+        let file = format!("/memfd:{program} (deleted)");
+        let given = |pid: u32| {
+            let files = fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
+            files.filter_map(|entry| fs::read_link(entry.path()).ok()).any(|link| link == Path::new(&file))
+        };
+        let runs = |(pid, command): &&(u32, String)| match command.starts_with("runsc-sandbox") {
+            true => given(*pid),
+            false => command.split(' ').next() == Some(program),
+        };
+        self.processes.iter().filter(runs).map(|(pid, _)| *pid).collect()
     }
 
     /// Whether the engine is gone without a trace.

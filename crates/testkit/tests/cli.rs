@@ -356,6 +356,59 @@ fn doctor_starts_both_walls_and_leaves_no_record() {
 }
 
 #[test]
+fn doctor_compares_what_it_measured() {
+    let home = Home::new();
+    let policy =
+        home.write_beside("prices.toml", "[prices]\ncurrency = \"EUR\"\ncpu-hour = 36\ngb-hour = 3.6\n");
+    let json = home.casemate(&["doctor", "--compare", "--json", "--policy", &policy]).expect(0).json();
+    let of = |name: &str| {
+        let stacks = json["stacks"].as_array().expect("stacks");
+        let is_it = |one: &&Value| one["stack"] == json!(name.split('+').collect::<Vec<_>>());
+        stacks.iter().find(is_it).unwrap_or_else(|| panic!("no {name} in {json}"))
+    };
+    let number = |value: &Value| value.as_f64().unwrap_or_else(|| panic!("no number: {value}"));
+    for name in ["process", "container", "process+wasm", "container+wasm"] {
+        let stack = of(name);
+        assert_eq!((&stack["state"], &stack["class"]), (&json!("ready"), &json!("shared-kernel")), "{name}");
+        let measured = &stack["measured"];
+        assert!(
+            number(&measured["cold_ms"]) > 0.5 && number(&measured["again_ms"]) > 0.01,
+            "{name}: {measured}"
+        );
+        assert!(number(&measured["memory_bytes"]) > 300e3, "{name}: {measured}");
+        if name.ends_with("wasm") {
+            let why = measured["not_evaluated"].as_str().unwrap_or_default();
+            assert!(why.contains("casemate setup wasm"), "{name}: {measured}");
+            continue;
+        }
+        let cost = &measured["evaluation"];
+        let (cpu, memory) = (number(&cost["cpu_seconds"]), number(&cost["gb_seconds"]));
+        // Starting Python and adding up a hundred thousand numbers, while other tests run beside it.
+        assert!((0.0..20.0).contains(&cpu), "{name}: {cost}");
+        assert!((0.00001..1.0).contains(&memory), "{name}: {cost}");
+        let price = number(&cost["price"]);
+        assert!((price - (cpu * 0.01 + memory * 0.001)).abs() < price / 1e6, "{name}: {cost}");
+    }
+    assert_eq!(of("container")["strace"], "works");
+    assert_eq!(of("process")["strace"], "refused");
+    let loose = of("process")["limits_not_enforced"].as_array().expect("a list");
+    assert!(loose.contains(&json!("disk")) && !loose.contains(&json!("wall-time")), "{loose:?}");
+    for (risk, work, stack) in
+        [("medium", "a program", json!("container")), ("critical", "Python", Value::Null)]
+    {
+        let advice = json["advice"].as_array().expect("advice");
+        let line = advice.iter().find(|one| one["risk"] == risk && one["work"] == work).expect("a line");
+        assert_eq!(line["stack"], stack);
+    }
+    let out = home.casemate(&["doctor", "--compare", "--policy", &policy]).expect(0).out();
+    for words in ["EUR per 1000", "where your policy sends work", "Work of critical risk is refused here"] {
+        assert!(out.contains(words), "{words} in {out}");
+    }
+    assert_eq!(home.records(), [] as [Value; 0]);
+    home.nothing_left();
+}
+
+#[test]
 fn help_and_version_are_answers_and_not_errors() {
     let home = Home::new();
     let count = || fs::read_dir(home.path()).unwrap().count();

@@ -160,9 +160,7 @@ fn tenants_share_neither_workers_nor_code() {
         assert_eq!(worker(rig, &one), worker(rig, &again), "a tenant keeps its worker");
         assert_ne!(worker(rig, &one), worker(rig, &two), "and another one never has it");
         let traces = Traces::of(rig.run_id());
-        let workers =
-            traces.processes.iter().filter(|(_, command)| command.contains("casemate-wasm")).count();
-        assert_eq!(workers, 2, "{traces:?}");
+        assert_eq!(traces.running("casemate-wasm").len(), 2, "{traces:?}");
         for tenant in ["one", "two"] {
             let directory = rig.home().join("wasm/compiled").join(tenant);
             assert_eq!(std::fs::read_dir(&directory).expect("compiled code").count(), 1, "{tenant}");
@@ -175,12 +173,7 @@ fn tenants_share_neither_workers_nor_code() {
 
 /// Compilers of an engine, seen by their processes.
 fn compilers(rig: &Rig) -> BTreeSet<u32> {
-    let processes = Traces::of(rig.run_id()).processes;
-    processes
-        .into_iter()
-        .filter(|(_, command)| command.contains("wasm-compile"))
-        .map(|(pid, _)| pid)
-        .collect()
+    Traces::of(rig.run_id()).running("casemate-wasm-compile")
 }
 
 #[test]

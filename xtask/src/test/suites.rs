@@ -6,7 +6,7 @@ use std::process::Command;
 use super::TESTKIT;
 use super::place::Place;
 use crate::artifacts::{self, Artifact};
-use crate::shell::Result;
+use crate::shell::{self, Result};
 use crate::{gvisor, runtimes};
 
 pub(super) struct Built {
@@ -67,8 +67,9 @@ impl Suite {
             .env("CASEMATE_BIN", &built.casemate)
             .env(runtimes::VARIABLE, &built.runtimes)
             .env(gvisor::VARIABLE, &built.gvisor)
-            // A test run leaves the sources alone.
-            .env("INSTA_UPDATE", "no");
+            // A test run leaves the sources alone, and finds them wherever its programs were built: several clones may share them.
+            .env("INSTA_UPDATE", "no")
+            .env("INSTA_WORKSPACE_ROOT", shell::root());
         place.root.enter(&mut command);
         command
     }

@@ -7,7 +7,7 @@ use serde::Deserialize;
 use thiserror::Error;
 use toml::Spanned;
 
-use super::{AnyOf, DockerRuntime, Durability, Policy, Rules, Sharing};
+use super::{AnyOf, DockerRuntime, Durability, Policy, Prices, Rules, Sharing};
 use crate::limits::{LimitKind, Limits, LimitsDraft, check_disk_below_memory};
 use crate::request::{Invalid, Kind, Risk, check_name};
 use crate::stack::{Stack, Weakness};
@@ -34,6 +34,7 @@ struct RawPolicy {
     evidence: RawEvidence,
     wasm: RawWasm,
     docker: RawDocker,
+    prices: RawPrices,
     tenants: BTreeMap<Spanned<String>, RawTenant>,
 }
 
@@ -96,6 +97,14 @@ struct RawWasm {
 #[serde(deny_unknown_fields, default)]
 struct RawDocker {
     runtime: Option<Spanned<String>>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(deny_unknown_fields, default, rename_all = "kebab-case")]
+struct RawPrices {
+    currency: Option<Spanned<String>>,
+    cpu_hour: Option<Spanned<f64>>,
+    gb_hour: Option<Spanned<f64>>,
 }
 
 #[derive(Deserialize)]
@@ -168,12 +177,49 @@ impl TryFrom<RawPolicy> for Policy {
         if let Some(runtime) = raw.docker.runtime {
             policy.docker = at(runtime, |text| text.parse::<DockerRuntime>())?;
         }
+        policy.prices.overlay(raw.prices)?;
         for (tenant, raw) in raw.tenants {
             let mut rules = Rules::default();
             rules.overlay(raw)?;
             policy.tenants.insert(checked_name("tenant", tenant)?, rules);
         }
         Ok(policy)
+    }
+}
+
+impl Prices {
+    fn overlay(&mut self, raw: RawPrices) -> Result<(), Misplaced> {
+        if let Some(currency) = raw.currency {
+            self.currency = at(currency, read_currency)?;
+        }
+        if let Some(price) = raw.cpu_hour {
+            self.cpu = at(price, millionths)?;
+        }
+        if let Some(price) = raw.gb_hour {
+            self.gigabyte = at(price, millionths)?;
+        }
+        Ok(())
+    }
+}
+
+fn read_currency(text: String) -> Result<String, Invalid> {
+    match (1..=8).contains(&text.chars().count())
+        && !text.contains(|c: char| c.is_control() || c.is_whitespace())
+    {
+        true => Ok(text),
+        false => Err(Invalid::new(
+            format!("`{}` is not a currency", text.escape_debug()),
+            "it has one to eight characters, such as \"EUR\"",
+        )),
+    }
+}
+
+fn millionths(price: f64) -> Result<u64, Invalid> {
+    match (0.0..=1e6).contains(&price) {
+        true => Ok((price * 1e6).round() as u64),
+        false => {
+            Err(Invalid::new(format!("{price} is not a price"), "it is between 0 and a million, per hour"))
+        }
     }
 }
 
@@ -326,6 +372,15 @@ mod tests {
     }
 
     #[test]
+    fn prices_are_what_they_say() {
+        let policy = Policy::parse("[prices]\ncurrency = \"EUR\"\ncpu-hour = 0.031\n").unwrap();
+        let prices = policy.prices();
+        assert_eq!((prices.currency(), prices.cpu_hour()), ("EUR", 0.031));
+        assert_eq!(prices.gb_hour(), Prices::default().gb_hour());
+        assert_eq!(Policy::parse("[prices]\ngb-hour = 2").unwrap().prices().gb_hour(), 2.0);
+    }
+
+    #[test]
     fn an_unknown_key_is_shown_with_its_line_and_the_known_ones() {
         let error = error("[floors]\nlow = \"container\"\n\nflor = \"container\"\n");
         assert_eq!((error.line, error.column), (4, 1));
@@ -353,6 +408,10 @@ mod tests {
             ("[defaults]\ndisk = \"256M\"", 2, "not below memory"),
             ("[evidence]\ndurability = \"never\"", 2, "batch, each"),
             ("[docker]\nruntime = \"crun\"", 2, "runc, runsc"),
+            ("[prices]\ncpu-hour = -1", 2, "not a price"),
+            ("[prices]\ngb-hour = nan", 2, "not a price"),
+            ("[prices]\ngb-hour = \"1\"", 2, "expected f64"),
+            ("[prices]\ncurrency = \"\"", 2, "not a currency"),
             ("accept = [\"tcg\", \"anything\"]", 1, "anything"),
             ("[tags]\n\"No Tag\" = \"container\"", 2, "tag name"),
             ("\n[tenants.ACME]", 2, "tenant name"),
@@ -370,7 +429,7 @@ mod tests {
         fn unknown_keys_are_rejected_in_every_section(
             key in "[a-z]{1,12}(-[a-z]{1,8})?",
             section in prop::sample::select(vec![
-                "", "floors", "kinds", "defaults", "caps", "evidence", "docker",
+                "", "floors", "kinds", "defaults", "caps", "evidence", "wasm", "docker", "prices",
                 "tenants.a", "tenants.a.floors", "tenants.a.kinds", "tenants.a.caps",
             ]),
         ) {

@@ -81,8 +81,16 @@ pub(crate) struct Cell {
 pub(crate) enum Gauges {
     /// [`Control::measure`] tells all that can be told.
     Outside,
-    /// Some only inside: the guest is asked, too.
+    /// Processes and open files only inside: the guest is asked, too.
     Inside,
+    /// The disk likewise.
+    AllInside,
+}
+
+impl Gauges {
+    pub(crate) fn need_the_guest(self) -> bool {
+        self != Gauges::Outside
+    }
 }
 
 /// Where the first payload waits until somebody has looked at it from outside.

@@ -28,7 +28,8 @@ const FIRST_LOOK: Duration = Duration::from_millis(5);
 const STEADY_LOOK: Duration = Duration::from_millis(40);
 /// What a kernel in the cell may take for what its payload does, besides an eighth of what that may have.
 const SLACK: u64 = 8 << 20;
-/// A guest that is asked works in the payload's own time, so it is asked less and less often.
+/// A guest that is asked works in the payload's own time, so a short one is left alone, and others are asked less and less often.
+const FIRST_QUESTION: Duration = Duration::from_millis(20);
 const STEADY_QUESTION: Duration = Duration::from_millis(640);
 
 /// How the payload's time in the cell came to an end.
@@ -115,8 +116,9 @@ impl<'a> Watch<'a> {
             tokio::time::Instant::from_std(self.started) + wall_time.min(Duration::from_secs(1 << 30));
         let mut pace = FIRST_LOOK;
         let mut look = tokio::time::Instant::now() + pace;
-        let (mut question, mut next_question) = (FIRST_LOOK, look);
-        if cell.gauges == Gauges::Inside {
+        let mut question = FIRST_QUESTION;
+        let mut next_question = tokio::time::Instant::now() + question;
+        if cell.gauges.need_the_guest() {
             // The payload itself, before anybody has counted.
             self.peaks.pids_peak = Some(1);
         }
@@ -149,7 +151,7 @@ impl<'a> Watch<'a> {
                 }
                 () = sleep_until(look) => {
                     // One question at a time: with much to count, an answer takes a while.
-                    if cell.gauges == Gauges::Inside && !self.asked && look >= next_question {
+                    if cell.gauges.need_the_guest() && !self.asked && look >= next_question {
                         cell.channel.ask(&ToGuest::Measure);
                         self.asked = true;
                         question = (question * 2).min(STEADY_QUESTION);
@@ -271,7 +273,7 @@ impl<'a> Watch<'a> {
             return Some(Cause::Memory);
         }
         // Where a kernel of its own is in the cell, the group has room for that, too, and does not see to the payload's limit.
-        if gauges == Gauges::Inside
+        if gauges.need_the_guest()
             && let Some((limit, peak)) = self.limit(LimitKind::Memory).zip(self.peaks.memory_peak_bytes)
             && peak > limit.saturating_add(SLACK + limit / 8)
         {
@@ -289,7 +291,7 @@ impl<'a> Watch<'a> {
     ) -> Result<Status, Trouble> {
         self.ran.usage.wall = Some(self.started.elapsed());
         self.ran.timings.mark("run");
-        if cell.gauges == Gauges::Inside && matches!(&ended, Ok(Ended::ByItself(..))) {
+        if cell.gauges == Gauges::AllInside && matches!(&ended, Ok(Ended::ByItself(..))) {
             self.last_look(&mut cell.channel).await;
         }
         let outgoing = match &ended {

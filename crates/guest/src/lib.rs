@@ -79,6 +79,17 @@ pub struct Gate {
     pub words: Vec<u8>,
     /// One byte in here lets the payload go.
     pub release: OwnedFd,
+    pub birth: Birth,
+}
+
+/// How the first payload comes to be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Birth {
+    /// As a copy of the guest, which goes on meanwhile.
+    Copied,
+    /// In the guest's own memory. The guest is suspended until the payload executes something, so whoever lets that go must not
+    /// need the guest for it. For kernels that take milliseconds for a copy.
+    InPlace,
 }
 
 /// There is a payload, in the place where it will run. Whoever looks from outside can begin.
@@ -123,7 +134,7 @@ pub fn run_as_given() -> ! {
         serve(streams.and_then(|(input, output)| Channel::of(input, output)), None, 0)
     }
     let gate = match GATE.map(sys::inherited) {
-        [Ok(held), Ok(release)] => Some(Gate { held, words: Vec::new(), release }),
+        [Ok(held), Ok(release)] => Some(Gate { held, words: Vec::new(), release, birth: Birth::InPlace }),
         _ => None,
     };
     let attached = (FIRST_ATTACHED..).take_while(|&number| sys::is_open(number)).count();

@@ -11,6 +11,7 @@ use alloc::format;
 use alloc::string::String;
 use alloc::vec;
 use alloc::vec::Vec;
+use core::convert::Infallible;
 
 use casemate_bare::io;
 use casemate_wire::frame::{Body, MAX_PAYLOAD, OverCredit, ReceiveWindow, SendWindow};
@@ -23,7 +24,7 @@ use rustix::pipe::{PipeFlags, pipe_with};
 use crate::channel::Channel;
 use crate::confine::{Confinement, Step, step};
 use crate::sys;
-use crate::{Attached, BORN, Gate, HELD};
+use crate::{Attached, BORN, Birth, Gate, HELD};
 
 pub(crate) struct Process {
     pub(crate) id: u32,
@@ -87,8 +88,9 @@ impl Process {
         let (out_read, out_write) = pipes()?;
         let (err_read, err_write) = pipes()?;
         let (report_read, report_write) = pipes()?;
+        let birth = gate.as_ref().map_or(Birth::Copied, |gate| gate.birth);
         let (gate, mut words, hold_read, hold_write) = match gate {
-            Some(Gate { held, words, release }) => (Some(held), words, release, None),
+            Some(Gate { held, words, release, .. }) => (Some(held), words, release, None),
             None => pipes().map(|(read, write)| (None, Vec::new(), read, Some(write)))?,
         };
         words.push(HELD);
@@ -105,7 +107,8 @@ impl Process {
                 (null.map_err(|e| Step { name: "open /dev/null", error: e.into() })?, None)
             }
         };
-        let Some(pid) = sys::fork().map_err(step("fork"))? else {
+        // Only borrows: in a child that shares this memory, whatever it dropped would be gone here, too.
+        let become_payload = || -> Infallible {
             let stdio = [in_read.as_fd(), out_write.as_fd(), err_write.as_fd()];
             let mut report = report_write.as_fd();
             let hold = Hold {
@@ -125,6 +128,11 @@ impl Process {
             let _ = rustix::io::write(report, &words);
             sys::exit_now(127)
         };
+        let pid = match birth {
+            Birth::Copied => sys::fork(become_payload),
+            Birth::InPlace => sys::fork_in_place(become_payload),
+        };
+        let pid = pid.map_err(step("fork"))?;
         for fd in [out_read.as_fd(), err_read.as_fd(), report_read.as_fd()] {
             rustix::io::ioctl_fionbio(fd, true).map_err(|e| Step { name: "pipe", error: e.into() })?;
         }

@@ -3,6 +3,7 @@
 
 use alloc::ffi::CString;
 use alloc::vec::Vec;
+use core::convert::Infallible;
 use core::ffi::CStr;
 use core::mem::MaybeUninit;
 use core::ptr::null;
@@ -51,17 +52,74 @@ pub(crate) fn standard_streams() -> io::Result<(OwnedFd, OwnedFd)> {
     Ok((input, output))
 }
 
-/// Forks this single-threaded process. `None` in the child, which goes first if both are on the same processor: somebody
-/// waits for it, and nobody for us.
-pub(crate) fn fork() -> io::Result<Option<i32>> {
+/// Forks this single-threaded process. The child goes first if both are on the same processor: somebody waits for it, and nobody
+/// for us.
+pub(crate) fn fork(child: impl FnOnce() -> Infallible) -> io::Result<i32> {
     // SAFETY: the process has one thread, so the child's copy of it is consistent; without CLONE_VM it is a copy.
     let pid = unsafe { call(libc::SYS_clone, [libc::SIGCHLD as usize, 0, 0, 0, 0]) }?;
     if pid == 0 {
-        return Ok(None);
+        child();
     }
     // SAFETY: takes nothing.
     let _ = unsafe { call(libc::SYS_sched_yield, []) };
-    Ok(Some(pid as i32))
+    Ok(pid as i32)
+}
+
+/// Runs `child` as a process in this one's memory, on a stack of its own. Comes back when it has executed something or ended; until
+/// then this process is suspended, so there is still only one that touches this memory. What `child` allocates stays, and what it
+/// borrows it must not drop.
+#[cfg(target_arch = "x86_64")]
+pub(crate) fn fork_in_place<F: FnOnce() -> Infallible>(child: F) -> io::Result<i32> {
+    /// Of which hardly anything is touched: what confines a payload is small.
+    const STACK: usize = 256 * 1024;
+    const GUARD: usize = 4096;
+
+    extern "C" fn enter<F: FnOnce() -> Infallible>(child: *mut Option<F>) -> ! {
+        // SAFETY: it lies on the stack of the suspended parent, which does not look at it again.
+        match unsafe { (*child).take() } {
+            Some(child) => match child() {},
+            None => exit_now(127),
+        }
+    }
+
+    let (access, kind) =
+        (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_STACK);
+    // SAFETY: new memory, at an address that the kernel chooses.
+    let stack = unsafe { call(libc::SYS_mmap, [0, STACK, access as usize, kind as usize, usize::MAX, 0]) }?;
+    // SAFETY: the lowest page of that memory, which nobody uses yet.
+    unsafe { call(libc::SYS_mprotect, [stack, GUARD, libc::PROT_NONE as usize]) }?;
+    let mut child = core::mem::ManuallyDrop::new(Some(child));
+    let flags = libc::CLONE_VM | libc::CLONE_VFORK | libc::SIGCHLD;
+    let result: isize;
+    // SAFETY: the child has its own stack, whose top is aligned as a call needs it, and never comes back from `enter`; the parent
+    // is suspended meanwhile (CLONE_VFORK), so nothing is used by two at once. Registers are those of the parent in both.
+    unsafe {
+        core::arch::asm!(
+            "syscall",
+            "test rax, rax",
+            "jnz 2f",
+            "xor ebp, ebp",
+            "mov rdi, r12",
+            "call r13",
+            "ud2",
+            "2:",
+            inlateout("rax") libc::SYS_clone as isize => result,
+            in("rdi") flags as usize, in("rsi") stack + STACK, in("rdx") 0, in("r10") 0, in("r8") 0,
+            in("r12") &raw mut *child, in("r13") enter::<F> as extern "C" fn(*mut Option<F>) -> !,
+            lateout("rcx") _, lateout("r11") _,
+        );
+    }
+    // The stack stays: to unmap it would take as long as all of this, and there is one such child.
+    match result {
+        ..0 => Err(io::Error::from_raw_os_error(-result as i32)),
+        pid => Ok(pid as i32),
+    }
+}
+
+/// Elsewhere it is a copy.
+#[cfg(not(target_arch = "x86_64"))]
+pub(crate) fn fork_in_place(child: impl FnOnce() -> Infallible) -> io::Result<i32> {
+    fork(child)
 }
 
 /// Whether this is the first process of its namespace.

@@ -83,6 +83,8 @@ struct Cell {
     limits: Vec<(String, String)>,
     scratch: Option<OwnedFd>,
     wall: Wall,
+    /// In thousandths.
+    cpus: Option<u32>,
     /// The gate at which the first payload waits.
     release: OwnedFd,
     /// The engine has said that it may go.
@@ -219,6 +221,7 @@ impl Cells {
             group: parts.group.entered(),
             scratch: parts.scratch,
             wall: spec.wall.clone(),
+            cpus: spec.cpus,
             release,
             may_proceed: false,
             killed: Vec::new(),
@@ -439,7 +442,10 @@ impl Cells {
         let (refused, surroundings) = (refused.take(), surroundings.take());
         let began = Moment::now();
         let looked_at = match report {
-            Report::Held(steps) => self.look_at_payload(id, surroundings).map(|posture| (steps, posture)),
+            Report::Held(steps) => self
+                .limit_payload(id)
+                .and_then(|()| self.look_at_payload(id, surroundings))
+                .map(|posture| (steps, posture)),
             Report::Failed(failure) => Err(match refused {
                 Some(refused) if failure.step == Op::AwaitLauncher.name() => refused,
                 _ => failure,
@@ -494,6 +500,16 @@ impl Cells {
                 Some(Answer::Failed { id, step: "let go".into(), message: error.to_string() })
             }
         }
+    }
+
+    /// What holds for a payload and not for the kernel that was started for it.
+    fn limit_payload(&mut self, id: CellId) -> Result<(), Failure> {
+        let Some(cell) = self.live.get_mut(&id) else { return Ok(()) };
+        if cell.wall.kernel() != Kernel::Host {
+            self.tree.limit_processors(&cell.group, cell.cpus).map_err(Failure::at("set limits"))?;
+            cell.limits = self.tree.observed(&cell.group);
+        }
+        Ok(())
     }
 
     /// The posture of a cell's first payload, which waits at the gate. An error if it is not as it must be.

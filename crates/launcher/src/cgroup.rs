@@ -348,19 +348,31 @@ impl Tree {
             let processes = u64::from(pids).saturating_mul(own.each).saturating_add(own.processes);
             write(group.dirs[at].as_fd(), "pids.max", &processes.to_string())?;
         }
-        if let Some(cpus) = spec.cpus {
-            let (at, version) = place(Controller::Cpu, "CPU share")?;
-            let quota = u64::from(cpus) * PERIOD_MICROS / 1000;
-            let dir = group.dirs[at].as_fd();
-            match version {
-                Version::V2 => write(dir, "cpu.max", &format!("{quota} {PERIOD_MICROS}"))?,
-                Version::V1 => write(dir, "cpu.cfs_quota_us", &quota.to_string())?,
-            }
+        if spec.wall.kernel() == Kernel::Host {
+            self.limit_processors(group, spec.cpus)?;
         }
         if spec.disk_io.is_some() {
             return Err(io::Error::other("disk I/O cannot be limited"));
         }
         Ok(())
+    }
+
+    /// Where a kernel of its own has to start first, that is not held up: the limit is the payload's, and set before it begins.
+    pub(crate) fn limit_processors(&self, group: &Group, cpus: Option<u32>) -> io::Result<()> {
+        let Some(cpus) = cpus else { return Ok(()) };
+        #[cfg(feature = "weaken")]
+        if crate::weaken::without("cgroup-limits") {
+            return Ok(());
+        }
+        let (at, version) = self
+            .with(Controller::Cpu)
+            .ok_or_else(|| io::Error::other("no cgroup controller can limit CPU share"))?;
+        let quota = u64::from(cpus) * PERIOD_MICROS / 1000;
+        let dir = group.dirs[at].as_fd();
+        match version {
+            Version::V2 => write(dir, "cpu.max", &format!("{quota} {PERIOD_MICROS}")),
+            Version::V1 => write(dir, "cpu.cfs_quota_us", &quota.to_string()),
+        }
     }
 
     /// The v2 group, into which a child can be cloned directly.

@@ -6,7 +6,7 @@ use alloc::vec;
 use alloc::vec::Vec;
 
 use casemate_bare::{Moment, io};
-use casemate_guest::{FIRST_ATTACHED, Gate};
+use casemate_guest::{Birth, FIRST_ATTACHED, Gate};
 use casemate_wire::launch::block_start;
 use rustix::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use rustix::fs::{CWD, Mode, OFlags};
@@ -47,7 +47,8 @@ pub(crate) fn build(ops: &[Op], mut site: Site<'_>) -> ! {
     for (index, &op) in ops.iter().enumerate() {
         let performed = match op {
             Op::BecomeGuest => {
-                let gate = Gate { held: site.report, words: timings, release: site.release };
+                let gate =
+                    Gate { held: site.report, words: timings, release: site.release, birth: Birth::Copied };
                 casemate_guest::run(Some(gate), site.attached.len())
             }
             // It says all that there is to say before the first payload does.

@@ -56,6 +56,8 @@ pub(crate) fn start(sentry: Sentry, site: &Site<'_>) -> io::Result<Running> {
     let text = |text: String| CString::new(text).map_err(io::Error::other);
     let arguments = gvisor::arguments(sentry.platform, sentry.attached, GUEST);
     let arguments = arguments.into_iter().map(text).collect::<io::Result<Vec<_>>>()?;
+    let environment = gvisor::ENVIRONMENT.map(|word| text(word.into()));
+    let environment = environment.into_iter().collect::<io::Result<Vec<_>>>()?;
     // A file, and not a pipe: nobody listens while it runs, and what it starts keeps it open.
     let complaints = open(COMPLAINTS, flags, Mode::from_raw_mode(0o600))?;
     let pid = match sys::fork()? {
@@ -65,7 +67,7 @@ pub(crate) fn start(sentry: Sentry, site: &Site<'_>) -> io::Result<Running> {
             for end in [&site.report, &site.release] {
                 let _ = rustix::io::fcntl_setfd(end, rustix::io::FdFlags::empty());
             }
-            let failed = sys::execute_with_stderr(RUNSC, &arguments, complaints.as_fd());
+            let failed = sys::execute_with_stderr(RUNSC, &arguments, &environment, complaints.as_fd());
             let _ = io::write_all(&complaints, failed.to_string().as_bytes());
             sys::exit_now(127)
         }

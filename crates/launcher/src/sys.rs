@@ -132,15 +132,21 @@ pub(crate) fn fork() -> io::Result<Option<i32>> {
     }
 }
 
-/// Executes what is behind the descriptor `program`, with no environment. Returns only if that fails.
-pub(crate) fn execute_with_stderr(program: RawFd, argv: &[CString], stderr: BorrowedFd<'_>) -> io::Error {
+/// Executes what is behind the descriptor `program`. Returns only if that fails.
+pub(crate) fn execute_with_stderr(
+    program: RawFd,
+    argv: &[CString],
+    env: &[CString],
+    stderr: BorrowedFd<'_>,
+) -> io::Error {
     if let Err(error) = move_fd(stderr.as_raw_fd(), 2) {
         return error;
     }
-    let pointers: Vec<*const libc::c_char> = argv.iter().map(|word| word.as_ptr()).chain([null()]).collect();
-    let no_environment: [*const libc::c_char; 1] = [null()];
-    let (path, argv, env) =
-        (c"".as_ptr() as usize, pointers.as_ptr() as usize, no_environment.as_ptr() as usize);
+    let pointers = |words: &[CString]| -> Vec<*const libc::c_char> {
+        words.iter().map(|word| word.as_ptr()).chain([null()]).collect()
+    };
+    let (argv, env) = (pointers(argv), pointers(env));
+    let (path, argv, env) = (c"".as_ptr() as usize, argv.as_ptr() as usize, env.as_ptr() as usize);
     let arguments = [program as usize, path, argv, env, libc::AT_EMPTY_PATH as usize];
     // SAFETY: null-terminated arrays of NUL-terminated strings that live until the call.
     match unsafe { call(libc::SYS_execveat, arguments) } {

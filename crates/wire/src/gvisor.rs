@@ -47,6 +47,10 @@ pub const SPECIFICATION: &str = r#"{
 }
 "#;
 
+/// All of it. `runsc` executes itself several times until a sandbox stands, and each time its collector of garbage would run for
+/// nothing. The sandbox itself gets none of this; what serves its files does, and has little garbage.
+pub const ENVIRONMENT: [&str; 1] = ["GOGC=400"];
+
 /// The arguments of `runsc`, for a guest that is behind descriptor `guest`. The channel (3), the ends of the gate (4 and 5) and
 /// what is attached (from 6 on) keep their numbers.
 pub fn arguments(platform: Platform, attached: Attached, guest: i32) -> Vec<String> {

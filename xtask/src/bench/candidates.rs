@@ -76,12 +76,15 @@ pub(super) fn sandboxes(
 ) -> Vec<Candidate> {
     let mut list = List::default();
     list.bare("static true, in gVisor", Command::new(stage.program()));
-    let mut alone = Command::new(home.join("gvisor/runsc"));
-    alone
-        .arg(format!("--root={}", stage.home("runsc").display()))
-        .args(["--network=none", "--ignore-cgroups"]);
-    alone.args(["run", "--bundle"]).arg(stage.bundle()).arg(format!("bench-{}", std::process::id()));
-    let alone = list.add("runsc run", alone);
+    let alone = |groups: &[&str]| {
+        let mut alone = Command::new(home.join("gvisor/runsc"));
+        alone.arg(format!("--root={}", stage.home("runsc").display())).arg("--network=none").args(groups);
+        alone.args(["run", "--bundle"]).arg(stage.bundle()).arg(format!("bench-{}", std::process::id()));
+        alone
+    };
+    // Without cgroups nothing bounds it, so it is no match; but it shows what they cost.
+    list.add("runsc --ignore-cgroups run", alone(&["--ignore-cgroups"]));
+    let alone = list.add("runsc run", alone(&[]));
     let mut run = Command::new(casemate);
     run.args(["run", "--on", "gvisor", "--image"]).arg(stage.image()).args(["--", "/bin/true"]);
     run.env("CASEMATE_HOME", home);

@@ -226,7 +226,7 @@ impl Docker {
             job: Job::Program { config, attached: Attachment::kind(None) },
             places: Places { work: "/work".into(), tmp: "/tmp".into() },
             control: Box::new(control),
-            gauges: Gauges::Inside,
+            gauges: Gauges::AllInside,
             hold: Hold::Guest(held),
             runtime,
         })

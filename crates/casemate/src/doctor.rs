@@ -5,10 +5,10 @@ mod character;
 mod compare;
 mod footprint;
 mod page;
+mod scratch;
 
 use std::io::Write;
-use std::os::unix::fs::DirBuilderExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use casemate_core::limits::{LimitKind, LimitsDraft};
@@ -16,14 +16,18 @@ use casemate_core::outcome::Status;
 use casemate_core::policy::{DockerRuntime, Policy};
 use casemate_core::request::{Component, Isolation, Request, RequestDraft, Risk, Workload};
 use casemate_core::route::{Profile, State, Support};
-use casemate_engine::{Ahead, Config, Durability, Engine, Io};
+use casemate_engine::{Ahead, Config, Durability, Engine, Executed, Io};
 use serde::Serialize;
+use tokio::sync::watch;
+
+use self::scratch::Scratch;
 
 use crate::exit;
-use crate::failure::{Failure, os_words};
+use crate::failure::Failure;
 use crate::home::PolicyFile;
 use crate::render::json::walls;
 use crate::render::terminal::{Style, columns, one_line};
+use crate::signals::Signals;
 
 /// A code that nothing returns by accident.
 const PROBE_CODE: i32 = 7;
@@ -76,14 +80,15 @@ pub(crate) enum Depth {
 pub(crate) async fn doctor(policy: Option<&Path>, depth: Depth, json: bool) -> Result<u8, Failure> {
     let home = casemate_engine::default_home();
     let file = PolicyFile::load(policy, &home)?;
+    let interrupt = Interrupt::catch()?;
     let ready = match depth {
         Depth::Walls => {
-            let report = report(&home, &file).await?;
+            let report = report(&home, &file, &interrupt).await?;
             print(&report, json, || render(&report, Style::of_stdout()))?;
             report.walls.iter().any(|wall| wall.finding.is_ready())
         }
         Depth::Comparison => {
-            let comparison = compare::compare(&home, &file).await?;
+            let comparison = compare::compare(&home, &file, &interrupt).await?;
             print(&comparison, json, || page::render(&comparison, Style::of_stdout()))?;
             comparison.stacks.iter().any(|stack| stack.finding.is_ready())
         }
@@ -103,44 +108,83 @@ fn print(value: &impl Serialize, json: bool, text: impl FnOnce() -> String) -> R
     Ok(stdout.flush()?)
 }
 
-async fn report(home: &Path, file: &PolicyFile) -> Result<Report, Failure> {
+/// Whether somebody wants us to stop: what runs then is ended, cleared away, and nothing else begun.
+struct Interrupt(watch::Receiver<bool>);
+
+impl Interrupt {
+    fn catch() -> Result<Interrupt, Failure> {
+        let mut signals = Signals::catch()?;
+        let (wanted, receiver) = watch::channel(false);
+        tokio::spawn(async move {
+            signals.next().await;
+            let _ = wanted.send(true);
+            // As long as it is not dropped, it says so.
+            wanted.closed().await;
+        });
+        Ok(Interrupt(receiver))
+    }
+
+    async fn execute(&self, engine: &Engine, request: Request, io: Io) -> Result<Executed, Failure> {
+        let executed = engine.execute(request, Io { cancel: Some(self.0.clone()), ..io }).await;
+        if *self.0.borrow() { Err(Failure::Interrupted) } else { Ok(executed) }
+    }
+}
+
+/// An engine for as long as `work` takes. Whatever becomes of that, it is shut down.
+async fn with_engine<T>(
+    config: Config,
+    work: impl AsyncFnOnce(&Engine) -> Result<T, Failure>,
+) -> Result<T, Failure> {
+    let engine = Engine::open(config).await?;
+    let done = work(&engine).await;
+    drop(engine.shutdown().await?);
+    done
+}
+
+async fn report(home: &Path, file: &PolicyFile, interrupt: &Interrupt) -> Result<Report, Failure> {
     let policy = match &file.path {
         Some(path) => path.display().to_string(),
         None => "built-in".to_owned(),
     };
-    examine(home, policy, file.policy.docker_runtime()).await
+    examine(home, policy, file.policy.docker_runtime(), interrupt).await
 }
 
 /// Tries the walls in a home of their own: probes are nobody's executions and leave no records.
-async fn examine(home: &Path, policy: String, docker: DockerRuntime) -> Result<Report, Failure> {
-    let scratch = Scratch::beneath(home)?;
-    let engine = Engine::open(Config {
+async fn examine(
+    home: &Path,
+    policy: String,
+    docker: DockerRuntime,
+    interrupt: &Interrupt,
+) -> Result<Report, Failure> {
+    let scratch = Scratch::beneath(home).await?;
+    let config = Config {
         durability: Durability::OnExit,
         ahead: Ahead::Nothing,
         installed: home.to_owned(),
-        ..Config::new(&scratch.0, probe_policy(docker)?)
+        ..Config::new(scratch.path(), probe_policy(docker)?)
+    };
+    let (walls, facts) = with_engine(config, async |engine: &Engine| {
+        let mut walls = Vec::new();
+        for profile in engine.profiles() {
+            walls.push(Examined {
+                stack: self::walls(profile.stack()),
+                class: profile.class().as_str(),
+                finding: find(engine, profile, interrupt).await?,
+            });
+        }
+        Ok((walls, engine.facts()))
     })
     .await?;
-    let mut walls = Vec::new();
-    for profile in engine.profiles() {
-        walls.push(Examined {
-            stack: self::walls(profile.stack()),
-            class: profile.class().as_str(),
-            finding: find(&engine, profile).await?,
-        });
-    }
-    let facts = engine.facts();
-    engine.shutdown().await?;
     Ok(Report { version: env!("CARGO_PKG_VERSION"), home: home.display().to_string(), policy, walls, facts })
 }
 
-async fn find(engine: &Engine, profile: &Profile) -> Result<Finding, Failure> {
+async fn find(engine: &Engine, profile: &Profile, interrupt: &Interrupt) -> Result<Finding, Failure> {
     if let State::Missing { reason, hint } = profile.state() {
         return Ok(Finding::Missing { reason: reason.clone(), fix: hint.clone() });
     }
     let started = Instant::now();
-    let executed =
-        engine.execute(Request::new(draft(profile, probe_workload(profile)?))?, Io::default()).await;
+    let request = Request::new(draft(profile, probe_workload(profile)?))?;
+    let executed = interrupt.execute(engine, request, Io::default()).await?;
     let fix = "report this with the facts below".to_owned();
     Ok(match (executed.outcome.status, executed.evidence_error) {
         (Status::Exited { code: PROBE_CODE }, None) => {
@@ -236,41 +280,5 @@ impl Examined {
             Finding::Broken { reason, .. } => ("broken", one_line(reason)),
         };
         vec![self.stack.join("+"), state.to_owned(), self.class.to_owned(), note]
-    }
-}
-
-/// A directory that is gone afterwards.
-#[derive(Debug)]
-struct Scratch(PathBuf);
-
-impl Scratch {
-    /// Inside the home where that is possible: it is where walls are started from, so its mount options count.
-    fn beneath(home: &Path) -> Result<Scratch, Failure> {
-        let name = format!("doctor-{}", std::process::id());
-        let mut private = std::fs::DirBuilder::new();
-        private.mode(0o700).recursive(true);
-        let create = |parent: &Path| {
-            private.create(parent)?;
-            let path = parent.join(&name);
-            // Left by a doctor with our process id that was killed.
-            let _ = std::fs::remove_dir_all(&path);
-            std::fs::DirBuilder::new().mode(0o700).create(&path).map(|()| Scratch(path))
-        };
-        create(home).or_else(|_| create(&std::env::temp_dir())).map_err(|error| {
-            Failure::new(
-                format!(
-                    "cannot create a directory in {}: {}",
-                    one_line(&home.display().to_string()),
-                    os_words(error)
-                ),
-                "set CASEMATE_HOME to a directory of yours",
-            )
-        })
-    }
-}
-
-impl Drop for Scratch {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
     }
 }

@@ -19,7 +19,7 @@ pub(crate) const NO: u8 = 1;
 const TIME_LIMIT: u8 = 124;
 /// Casemate's own fault, or the caller's, never the guest's.
 pub(crate) const NOT_RUN: u8 = 125;
-const KILLED: u8 = 137;
+pub(crate) const KILLED: u8 = 137;
 /// What a shell reports for a program that died of SIGPIPE, as ours would have without a cell to clean up.
 pub(crate) const BROKEN_PIPE: u8 = 141;
 

@@ -16,6 +16,8 @@ pub(crate) enum Failure {
     Told { message: String, hint: Option<String> },
     /// Whoever read our output has seen enough.
     BrokenPipe,
+    /// Somebody wants us to stop, and has been obeyed.
+    Interrupted,
 }
 
 impl Failure {

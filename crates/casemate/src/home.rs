@@ -42,6 +42,12 @@ impl PolicyFile {
             Err(e) if e.kind() == ErrorKind::NotFound && named.is_none() => {
                 return Ok(PolicyFile { policy: Policy::default(), path: None });
             }
+            Err(e) if e.kind() == ErrorKind::NotFound => {
+                return Err(Failure::new(
+                    format!("there is no policy {shown}"),
+                    "check the path; nothing runs without the policy that was asked for",
+                ));
+            }
             // A policy that cannot be read is never taken for one that is not there.
             Err(e) => {
                 return Err(Failure::new(

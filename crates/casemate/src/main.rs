@@ -41,6 +41,7 @@ fn main() -> ExitCode {
         match failure {
             Failure::Told { .. } => exit::NOT_RUN,
             Failure::BrokenPipe => exit::BROKEN_PIPE,
+            Failure::Interrupted => exit::KILLED,
         }
     }))
 }

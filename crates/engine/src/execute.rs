@@ -233,7 +233,7 @@ impl Engine {
             images.sweep()?;
             Ok((Store::open(&dir, durability)?, Programs::new(&dir)))
         };
-        let docker = Docker::new(&dir, agents.clone(), home.clone(), policy.docker_runtime(), &docker_host);
+        let docker = Docker::new(agents.clone(), home.clone(), policy.docker_runtime(), &docker_host);
         let (launcher, (store, programs)) = match begin(&keeper, &home, &docker, prepare).await {
             Ok(begun) => begun,
             // What was begun is undone: a start that fails leaves no more behind than one that succeeds.

@@ -120,12 +120,33 @@ impl Home {
         self.lock.set_len(socket.len() as u64)
     }
 
+    /// Names this home to others for good. Drawn at random: another machine, or a container that uses the same Docker Engine, may have
+    /// a home at the same path.
+    pub(crate) fn identity(&self) -> Result<String, HomeError> {
+        let _guard = lock_runs(&self.runs)?;
+        let path = self.runs.with_file_name("identity");
+        match fs::read_to_string(&path) {
+            Ok(text) if text.trim().parse::<RunId>().is_ok() => return Ok(text.trim().to_owned()),
+            Ok(_) => {}
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return Err(HomeError::at("read", &path)(error)),
+        }
+        let identity = RunId(sys::random().map_err(HomeError::at("name", &path))?).to_string();
+        fs::write(&path, &identity).map_err(HomeError::at("write", &path))?;
+        Ok(identity)
+    }
+
     /// Whether somebody owns this run. If not, what is left of it may be removed by anybody.
     pub(crate) fn is_alive(&self, run: RunId) -> Result<bool, HomeError> {
         let _guard = lock_runs(&self.runs)?;
         let path = self.runs.join(run.to_string());
         match OpenOptions::new().read(true).write(true).open(&path) {
-            Ok(lock) => Ok(run == self.run || matches!(lock.try_lock(), Err(TryLockError::WouldBlock))),
+            Ok(_) if run == self.run => Ok(true),
+            Ok(lock) => match lock.try_lock() {
+                Ok(()) => Ok(false),
+                Err(TryLockError::WouldBlock) => Ok(true),
+                Err(TryLockError::Error(error)) => Err(HomeError::at("lock", &path)(error)),
+            },
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
             Err(error) => Err(HomeError::at("open", &path)(error)),
         }

@@ -282,7 +282,7 @@ pub(crate) fn exec_failed(step: &str, errno: i32) -> Trouble {
     match (step, errno) {
         ("exec", libc::ENOENT) => Trouble::Refused(Refusal::new(
             "the command was not found in the cell",
-            "the host image has what is in /usr (not /home, /root or /opt); check the spelling, or give another --image",
+            "check the spelling; the host image has what is in /usr (not /home, /root or /opt), another one what was put into it",
         )),
         ("exec", libc::EACCES | libc::ENOEXEC) => Trouble::Refused(Refusal::new(
             format!("the command cannot be executed in the cell ({error})"),

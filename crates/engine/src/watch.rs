@@ -13,7 +13,7 @@ use casemate_wire::launch::Counters;
 use casemate_wire::worker::Stop;
 use sha2::{Digest, Sha256};
 use tokio::io::AsyncReadExt;
-use tokio::time::{sleep_until, timeout};
+use tokio::time::{sleep_until, timeout, timeout_at};
 
 use crate::guest::{Channel, ChannelError, Event};
 use crate::io::{Chunk, Io, Stream};
@@ -140,15 +140,7 @@ impl<'a> Watch<'a> {
                 biased;
                 () = sleep_until(deadline) => return Ok(Ended::Limit(Cause::WallTime)),
                 () = cancelled(&mut cancel) => return Ok(Ended::Limit(Cause::Cancelled)),
-                event = cell.channel.next() => {
-                    if let Some(ended) = self.handle(event?)? {
-                        return Ok(ended);
-                    }
-                }
-                permit = reserve(output.as_ref()), if listening => self.deliver(permit, &mut cell.channel),
-                read = read_some(&mut stdin, &mut chunk[..room]), if self.input.open && room > 0 => {
-                    self.feed(read, &chunk, &mut cell.channel);
-                }
+                // Paced, so that it keeps nobody else waiting; what comes on the channel is not.
                 () = sleep_until(look) => {
                     // One question at a time: with much to count, an answer takes a while.
                     if cell.gauges.need_the_guest() && !self.asked && look >= next_question {
@@ -157,12 +149,22 @@ impl<'a> Watch<'a> {
                         question = (question * 2).min(STEADY_QUESTION);
                         next_question = look + question;
                     }
-                    let counters = cell.control.measure().await?;
+                    let Ok(counters) = timeout_at(deadline, cell.control.measure()).await else { continue };
+                    let counters = counters?;
                     if let Some(cause) = self.judge(&counters, cell.gauges) {
                         return Ok(Ended::Limit(cause));
                     }
                     pace = (pace * 2).min(STEADY_LOOK);
                     look = tokio::time::Instant::now() + pace;
+                }
+                event = cell.channel.next() => {
+                    if let Some(ended) = self.handle(event?)? {
+                        return Ok(ended);
+                    }
+                }
+                permit = reserve(output.as_ref()), if listening => self.deliver(permit, &mut cell.channel),
+                read = read_some(&mut stdin, &mut chunk[..room]), if self.input.open && room > 0 => {
+                    self.feed(read, &chunk, &mut cell.channel);
                 }
             }
         }
@@ -272,7 +274,8 @@ impl<'a> Watch<'a> {
         if self.peaks.oom_kills.is_some_and(|kills| kills > 0) {
             return Some(Cause::Memory);
         }
-        // Where a kernel of its own is in the cell, the group has room for that, too, and does not see to the payload's limit.
+        // Where a kernel of its own is in the cell, the group has room for that, too, and does not see to the payload's limit. (On
+        // other walls whose guest is asked, the group does, and this is never reached.)
         if gauges.need_the_guest()
             && let Some((limit, peak)) = self.limit(LimitKind::Memory).zip(self.peaks.memory_peak_bytes)
             && peak > limit.saturating_add(SLACK + limit / 8)

@@ -88,7 +88,8 @@ pub enum Birth {
     /// As a copy of the guest, which goes on meanwhile.
     Copied,
     /// In the guest's own memory. The guest is suspended until the payload executes something, so whoever lets that go must not
-    /// need the guest for it. For kernels that take milliseconds for a copy.
+    /// need the guest for it. For kernels that take milliseconds for a copy. For the first payload only: before it executes, it has
+    /// the payload's id and the guest's memory, into which another process with that id might look.
     InPlace,
 }
 

@@ -62,10 +62,11 @@ pub(super) fn remarks(stacks: &[Compared], advice: &[Advice]) -> Vec<String> {
         Some((stack, price)) => {
             remarks.push(compared("Where a program must not share the host's kernel, take", stack, price, container));
         }
-        None => remarks.push(
+        None if !stacks.iter().any(|stack| stack.is_ready() && strict(stack) && native(stack)) => remarks.push(
             "Nothing here keeps a program from the host's kernel: `casemate setup gvisor`, as root, adds a stack that does."
                 .into(),
         ),
+        None => {}
     }
     if let Some((stack, price)) = cheapest(stacks, |stack| strict(stack) && !native(stack)) {
         remarks.push(compared("And for Python behind WASM,", stack, price, container));
@@ -75,7 +76,7 @@ pub(super) fn remarks(stacks: &[Compared], advice: &[Advice]) -> Vec<String> {
     {
         let stronger = docker.profile.class() > container.profile.class();
         remarks.push(format!(
-            "docker starts {:.0} times as slowly as container and is {}: choose it where its engine is a given.",
+            "docker takes {:.1} times as long to start as container and is {}: choose it where its engine is a given.",
             theirs.cold_ms / ours.cold_ms.max(0.001),
             if stronger { "stronger, as gvisor is" } else { "no stronger" }
         ));
@@ -99,13 +100,13 @@ fn compared(words: &str, stack: &Compared, price: f64, container: Option<f64>) -
     format!("{words} {}{}.", stack.name(), relation.unwrap_or_default())
 }
 
-/// The price of a thousand evaluations.
+/// The price of a thousand evaluations, if it could be measured.
 pub(super) fn thousand(stack: &Compared) -> Option<f64> {
-    stack.measured.as_ref()?.evaluation.as_ref().map(|cost| cost.price * 1000.0)
+    stack.measured.as_ref()?.evaluation.as_ref()?.price.map(|price| price * 1000.0)
 }
 
 fn cheapest(stacks: &[Compared], suits: impl Fn(&Compared) -> bool) -> Option<(&Compared, f64)> {
-    let priced =
-        stacks.iter().filter(|stack| suits(stack)).filter_map(|stack| Some((stack, thousand(stack)?)));
+    let usable = |stack: &&Compared| stack.allowed_by_policy && suits(stack);
+    let priced = stacks.iter().filter(usable).filter_map(|stack| Some((stack, thousand(stack)?)));
     priced.min_by(|(_, one), (_, other)| one.total_cmp(other))
 }

@@ -1,7 +1,7 @@
 //! `casemate doctor --compare`: every stack that stands here, measured on this machine and put side by side.
 //!
 //! ```text
-//! cold        from nothing to the end of a small program: an engine, its launcher, the cell
+//! cold        a new engine, its launcher, the cell, a small program: what `casemate run` does
 //! again       the same in an engine that stays
 //! memory      all processes of a cell in which a shell waits; of WASM, the worker
 //! evaluation  a small Python program in an engine that stays: its time, and what one more of them costs
@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use casemate_core::outcome::Status;
 use casemate_core::policy::{Policy, Prices};
-use casemate_core::request::{CodeSource, Language, Need, Request, RequestDraft, Stdin, Workload};
+use casemate_core::request::{CodeSource, Isolation, Language, Need, Request, RequestDraft, Stdin, Workload};
 use casemate_core::route::{Profile, State, Support};
 use casemate_core::stack::Stack;
 use casemate_engine::{Ahead, Config, Durability, Engine, Executed, Io};
@@ -22,7 +22,8 @@ use tokio::sync::mpsc;
 use super::advice::{self, Advice};
 use super::character::Character;
 use super::footprint::{Processes, machine_cpu};
-use super::{Finding, Scratch, draft, find, probe_policy, probe_workload};
+use super::scratch::Scratch;
+use super::{Finding, Interrupt, draft, find, probe_policy, probe_workload, with_engine};
 use crate::failure::Failure;
 use crate::home::PolicyFile;
 use crate::progress::Step;
@@ -66,6 +67,8 @@ pub(super) struct Compared {
     #[serde(flatten)]
     pub(super) character: Character,
     pub(super) strace: Strace,
+    /// Whether work of medium risk may run there.
+    pub(super) allowed_by_policy: bool,
     pub(super) measured: Option<Measured>,
     #[serde(skip)]
     pub(super) profile: Profile,
@@ -98,9 +101,10 @@ pub(super) struct Measured {
 #[derive(Debug, Clone, Serialize)]
 pub(super) struct Cost {
     pub(super) wall_ms: f64,
-    pub(super) cpu_seconds: f64,
+    /// None if too much else was going on to tell.
+    pub(super) cpu_seconds: Option<f64>,
     pub(super) gb_seconds: f64,
-    pub(super) price: f64,
+    pub(super) price: Option<f64>,
 }
 
 impl Compared {
@@ -113,29 +117,37 @@ impl Compared {
     }
 }
 
-pub(super) async fn compare(home: &Path, file: &PolicyFile) -> Result<Comparison, Failure> {
-    let scratch = Scratch::beneath(home)?;
+pub(super) async fn compare(
+    home: &Path,
+    file: &PolicyFile,
+    interrupt: &Interrupt,
+) -> Result<Comparison, Failure> {
+    let scratch = Scratch::beneath(home).await?;
     let policy = probe_policy(file.policy.docker_runtime())?;
-    let bench = Bench { home, scratch: &scratch.0, policy, prices: file.policy.prices().clone() };
+    let prices = file.policy.prices();
+    let bench = Bench { home, scratch: scratch.path(), policy, prices, interrupt };
     let step = Step::begin("looking for walls");
-    let mut stacks = Vec::new();
-    let engine = bench.engine(Ahead::Nothing).await?;
-    for profile in engine.profiles() {
-        if *profile.state() == State::Ready {
-            step.say(format!("trying {}", profile.stack()));
+    let mut stacks = with_engine(bench.config(Ahead::Nothing), async |engine: &Engine| {
+        let mut stacks = Vec::new();
+        for profile in engine.profiles() {
+            if *profile.state() == State::Ready {
+                step.say(format!("trying {}", profile.stack()));
+            }
+            let finding = find(engine, profile, interrupt).await?;
+            stacks.push(Compared {
+                stack: walls(profile.stack()),
+                class: profile.class().as_str(),
+                strace: bench.strace(engine, profile, &finding).await?,
+                allowed_by_policy: false,
+                finding,
+                character: Character::of(profile),
+                measured: None,
+                profile: profile.clone(),
+            });
         }
-        let finding = find(&engine, profile).await?;
-        stacks.push(Compared {
-            stack: walls(profile.stack()),
-            class: profile.class().as_str(),
-            strace: strace(&engine, profile, &finding).await?,
-            finding,
-            character: Character::of(profile),
-            measured: None,
-            profile: profile.clone(),
-        });
-    }
-    drop(engine.shutdown().await?);
+        Ok(stacks)
+    })
+    .await?;
     for compared in stacks.iter_mut().filter(|stack| stack.is_ready()) {
         step.say(format!("measuring {}", compared.profile.stack()));
         match bench.measure(&compared.profile).await {
@@ -147,10 +159,18 @@ pub(super) async fn compare(home: &Path, file: &PolicyFile) -> Result<Comparison
         }
     }
     drop(step);
-    let asked = Engine::open(bench.config(Ahead::Nothing, file.policy.clone())).await?;
-    let advice = advice::by_policy(&asked)?;
-    drop(asked.shutdown().await?);
-    let prices = file.policy.prices();
+    let theirs = Config { policy: file.policy.clone(), ..bench.config(Ahead::Nothing) };
+    let advice = with_engine(theirs, async |engine: &Engine| {
+        for stack in &mut stacks {
+            let draft = RequestDraft {
+                isolation: Isolation::Exactly(stack.profile.stack().clone()),
+                ..RequestDraft::new(probe_workload(&stack.profile)?)
+            };
+            stack.allowed_by_policy = engine.explain(&Request::new(draft)?).is_ok();
+        }
+        advice::by_policy(engine)
+    })
+    .await?;
     Ok(Comparison {
         version: env!("CARGO_PKG_VERSION"),
         evaluation: EVALUATION,
@@ -170,42 +190,41 @@ struct Bench<'a> {
     home: &'a Path,
     scratch: &'a Path,
     policy: Policy,
-    prices: Prices,
+    prices: &'a Prices,
+    interrupt: &'a Interrupt,
 }
 
 impl Bench<'_> {
-    fn config(&self, ahead: Ahead, policy: Policy) -> Config {
+    fn config(&self, ahead: Ahead) -> Config {
         Config {
             durability: Durability::OnExit,
             ahead,
             installed: self.home.to_owned(),
-            ..Config::new(self.scratch, policy)
+            ..Config::new(self.scratch, self.policy.clone())
         }
-    }
-
-    async fn engine(&self, ahead: Ahead) -> Result<Engine, Failure> {
-        Ok(Engine::open(self.config(ahead, self.policy.clone())).await?)
     }
 
     async fn measure(&self, profile: &Profile) -> Result<Measured, Failure> {
         let mut cold = Vec::new();
         for _ in 0..COLD {
             let started = Instant::now();
-            let engine = self.engine(Ahead::Nothing).await?;
-            small(&engine, profile).await?;
-            cold.push(started.elapsed());
-            drop(engine.shutdown().await?);
+            let took = with_engine(self.config(Ahead::Nothing), async |engine: &Engine| {
+                self.small(engine, profile).await?;
+                Ok(started.elapsed())
+            });
+            cold.push(took.await?);
         }
-        let engine = self.engine(Ahead::Always).await?;
-        small(&engine, profile).await?;
-        let mut again = Vec::new();
-        for _ in 0..AGAIN {
-            again.push(small(&engine, profile).await?);
-        }
-        drop(engine.shutdown().await?);
+        let again = with_engine(self.config(Ahead::Always), async |engine: &Engine| {
+            self.small(engine, profile).await?;
+            let mut again = Vec::new();
+            for _ in 0..AGAIN {
+                again.push(self.small(engine, profile).await?);
+            }
+            Ok(again)
+        });
+        let again = again.await?;
         let memory_bytes = self.memory(profile).await?;
-        let evaluated = self.evaluate(profile, memory_bytes).await?;
-        let (evaluation, not_evaluated) = match evaluated {
+        let (evaluation, not_evaluated) = match self.evaluate(profile, memory_bytes).await? {
             Ok(cost) => (Some(cost), None),
             Err(why) => (None, Some(why)),
         };
@@ -218,27 +237,77 @@ impl Bench<'_> {
         })
     }
 
+    /// The smallest program, and how long it took.
+    async fn small(&self, engine: &Engine, profile: &Profile) -> Result<Duration, Failure> {
+        let request = Request::new(draft(profile, probe_workload(profile)?))?;
+        let started = Instant::now();
+        let executed = self.interrupt.execute(engine, request, Io::default()).await?;
+        match executed.outcome.status {
+            Status::Exited { code: super::PROBE_CODE } => Ok(started.elapsed()),
+            _ => Err(unsteady(profile.stack(), &why_not(&executed))),
+        }
+    }
+
     /// Of everything that is there for one cell, while something waits in it.
     async fn memory(&self, profile: &Profile) -> Result<u64, Failure> {
-        let engine = self.engine(Ahead::Nothing).await?;
-        let memory = match profile.clauses().components {
+        with_engine(self.config(Ahead::Nothing), async |engine: &Engine| match profile.clauses().components {
             // Its worker stays, and that is what it takes.
             Support::Yes => {
                 let before = Processes::now();
-                small(&engine, profile).await?;
-                Processes::now().new_memory(&before)
+                self.small(engine, profile).await?;
+                Ok(Processes::now().new_memory(&before))
             }
-            Support::No => waiting(&engine, profile).await?,
+            Support::No => self.waiting(engine, profile).await,
+        })
+        .await
+    }
+
+    /// The memory of a cell in which a shell waits for input that never comes.
+    async fn waiting(&self, engine: &Engine, profile: &Profile) -> Result<u64, Failure> {
+        let argv = ["sh", "-c", "echo up; read line; exit 7"].map(str::to_owned).to_vec();
+        let mut draft = draft(profile, Workload::Command { argv });
+        draft.stdin = Stdin::Provided;
+        let (theirs, ours) = tokio::io::duplex(64);
+        let (output, mut outputs) = mpsc::channel(4);
+        let io = Io { stdin: Some(Box::new(theirs)), output: Some(output), ..Io::default() };
+        let before = Processes::now();
+        let look = async {
+            // It is up, or will not be.
+            let _ = outputs.recv().await;
+            let memory = Processes::now().new_memory(&before);
+            drop(ours);
+            while outputs.recv().await.is_some() {}
+            memory
         };
-        drop(engine.shutdown().await?);
-        Ok(memory)
+        let (executed, memory) = tokio::join!(self.interrupt.execute(engine, Request::new(draft)?, io), look);
+        let executed = executed?;
+        match executed.outcome.status {
+            Status::Exited { code: super::PROBE_CODE } => Ok(memory),
+            _ => Err(unsteady(profile.stack(), &why_not(&executed))),
+        }
+    }
+
+    async fn strace(&self, engine: &Engine, profile: &Profile, finding: &Finding) -> Result<Strace, Failure> {
+        if !profile.clauses().needs.contains(&Need::Ptrace) {
+            return Ok(Strace::Refused);
+        }
+        if !finding.is_ready() || !Path::new(STRACE).exists() {
+            return Ok(Strace::Untried);
+        }
+        let argv = [STRACE, "-o", "/dev/null", "sh", "-c", "exit 7"].map(str::to_owned).to_vec();
+        let draft = RequestDraft { needs: vec![Need::Ptrace], ..draft(profile, Workload::Command { argv }) };
+        let executed = self.interrupt.execute(engine, Request::new(draft)?, Io::default()).await?;
+        Ok(match executed.outcome.status {
+            Status::Exited { code: super::PROBE_CODE } => Strace::Works,
+            _ => Strace::Fails,
+        })
     }
 
     /// Compares an engine that evaluates once with one that does it many times: what they differ in is what it costs.
     async fn evaluate(&self, profile: &Profile, memory: u64) -> Result<Result<Cost, String>, Failure> {
         let meter = Meter::new().await;
         // The first time, something may have to be compiled, which is kept.
-        let warm = match self.evaluations(profile, &meter, 2).await? {
+        let warm = match self.evaluations(profile, &meter, 3).await? {
             Ok((_, typical)) => typical,
             Err(why) => return Ok(Err(why)),
         };
@@ -250,14 +319,13 @@ impl Bench<'_> {
             (Ok(once), Ok(many)) => (once, many),
             (Err(why), _) | (_, Err(why)) => return Ok(Err(why)),
         };
-        let cpu = many.saturating_sub(once) / count;
-        let bytes = memory + each.memory;
-        let (cpu_seconds, gb_seconds) = (cpu.as_secs_f64(), bytes as f64 / 1e9 * each.wall.as_secs_f64());
+        let cpu_seconds = meter.believed(many.saturating_sub(once) / count, each.wall);
+        let gb_seconds = (memory + each.memory) as f64 / 1e9 * each.wall.as_secs_f64();
         Ok(Ok(Cost {
             wall_ms: milliseconds(each.wall),
             cpu_seconds,
             gb_seconds,
-            price: price(&self.prices, cpu_seconds, gb_seconds),
+            price: cpu_seconds.map(|cpu_seconds| price(self.prices, cpu_seconds, gb_seconds)),
         }))
     }
 
@@ -269,26 +337,23 @@ impl Bench<'_> {
         count: u32,
     ) -> Result<Result<(Duration, Typical), String>, Failure> {
         let reading = meter.begin();
-        let engine = self.engine(Ahead::Always).await?;
-        let (mut times, mut memory) = (Vec::new(), 0);
-        let mut trouble = None;
-        for _ in 0..count {
-            let source = CodeSource::Inline(EVALUATION.into());
-            let workload = Workload::Code { language: Language::Python, source, args: Vec::new() };
-            let started = Instant::now();
-            let executed = engine.execute(Request::new(draft(profile, workload))?, Io::default()).await;
-            times.push(started.elapsed());
-            memory = executed.outcome.usage.memory_peak.unwrap_or(0).max(memory);
-            if executed.outcome.status != (Status::Exited { code: 0 }) {
-                trouble = Some(why_not(&executed));
-                break;
+        let evaluated = with_engine(self.config(Ahead::Always), async |engine: &Engine| {
+            let (mut times, mut memory) = (Vec::new(), 0);
+            for _ in 0..count {
+                let source = CodeSource::Inline(EVALUATION.into());
+                let workload = Workload::Code { language: Language::Python, source, args: Vec::new() };
+                let request = Request::new(draft(profile, workload))?;
+                let started = Instant::now();
+                let executed = self.interrupt.execute(engine, request, Io::default()).await?;
+                times.push(started.elapsed());
+                memory = executed.outcome.usage.memory_peak.unwrap_or(0).max(memory);
+                if executed.outcome.status != (Status::Exited { code: 0 }) {
+                    return Ok(Err(why_not(&executed)));
+                }
             }
-        }
-        drop(engine.shutdown().await?);
-        Ok(match trouble {
-            Some(why) => Err(why),
-            None => Ok((meter.end(reading), Typical { wall: median(times), memory })),
-        })
+            Ok(Ok(Typical { wall: median(times), memory }))
+        });
+        Ok(evaluated.await?.map(|typical| (meter.end(reading), typical)))
     }
 }
 
@@ -320,57 +385,14 @@ impl Meter {
         let anyway = Duration::from_secs_f64(self.background * started.elapsed().as_secs_f64());
         machine_cpu().saturating_sub(before).saturating_sub(anyway)
     }
-}
 
-/// The smallest program, and how long it took.
-async fn small(engine: &Engine, profile: &Profile) -> Result<Duration, Failure> {
-    let request = Request::new(draft(profile, probe_workload(profile)?))?;
-    let started = Instant::now();
-    let executed = engine.execute(request, Io::default()).await;
-    match executed.outcome.status {
-        Status::Exited { code: super::PROBE_CODE } => Ok(started.elapsed()),
-        _ => Err(unsteady(profile.stack(), &why_not(&executed))),
+    /// In seconds, unless other work has drowned it: somebody who waits for an evaluation waits for a processor, mostly.
+    fn believed(&self, cpu: Duration, wall: Duration) -> Option<f64> {
+        let processors = std::thread::available_parallelism().map_or(1.0, |count| count.get() as f64);
+        let share = cpu.as_secs_f64() / wall.as_secs_f64();
+        (self.background < processors / 4.0 && (0.3..=processors).contains(&share))
+            .then_some(cpu.as_secs_f64())
     }
-}
-
-/// The memory of a cell in which a shell waits for input that never comes.
-async fn waiting(engine: &Engine, profile: &Profile) -> Result<u64, Failure> {
-    let argv = ["sh", "-c", "echo up; read line; exit 7"].map(str::to_owned).to_vec();
-    let mut draft = draft(profile, Workload::Command { argv });
-    draft.stdin = Stdin::Provided;
-    let (theirs, ours) = tokio::io::duplex(64);
-    let (output, mut outputs) = mpsc::channel(4);
-    let io = Io { stdin: Some(Box::new(theirs)), output: Some(output), ..Io::default() };
-    let before = Processes::now();
-    let look = async {
-        // It is up, or will not be.
-        let _ = outputs.recv().await;
-        let memory = Processes::now().new_memory(&before);
-        drop(ours);
-        while outputs.recv().await.is_some() {}
-        memory
-    };
-    let (executed, memory) = tokio::join!(engine.execute(Request::new(draft)?, io), look);
-    match executed.outcome.status {
-        Status::Exited { code: super::PROBE_CODE } => Ok(memory),
-        _ => Err(unsteady(profile.stack(), &why_not(&executed))),
-    }
-}
-
-async fn strace(engine: &Engine, profile: &Profile, finding: &Finding) -> Result<Strace, Failure> {
-    if !profile.clauses().needs.contains(&Need::Ptrace) {
-        return Ok(Strace::Refused);
-    }
-    if !finding.is_ready() || !Path::new(STRACE).exists() {
-        return Ok(Strace::Untried);
-    }
-    let argv = [STRACE, "-o", "/dev/null", "sh", "-c", "exit 7"].map(str::to_owned).to_vec();
-    let draft = RequestDraft { needs: vec![Need::Ptrace], ..draft(profile, Workload::Command { argv }) };
-    let executed = engine.execute(Request::new(draft)?, Io::default()).await;
-    Ok(match executed.outcome.status {
-        Status::Exited { code: super::PROBE_CODE } => Strace::Works,
-        _ => Strace::Fails,
-    })
 }
 
 fn why_not(executed: &Executed) -> String {
@@ -412,6 +434,16 @@ mod tests {
         assert_eq!(price(policy.prices(), 3600.0, 0.0), 2.0);
         assert_eq!(price(policy.prices(), 0.0, 7200.0), 1.0);
         assert_eq!(price(policy.prices(), 1800.0, 3600.0), 1.5);
+    }
+
+    #[test]
+    fn what_other_work_drowns_is_not_priced() {
+        let (quiet, busy) = (Meter { background: 0.01 }, Meter { background: 100.0 });
+        let ms = Duration::from_millis;
+        assert_eq!(quiet.believed(ms(10), ms(10)), Some(0.01));
+        assert_eq!(quiet.believed(ms(0), ms(10)), None);
+        assert_eq!(quiet.believed(ms(100_000), ms(10)), None);
+        assert_eq!(busy.believed(ms(10), ms(10)), None);
     }
 
     #[test]

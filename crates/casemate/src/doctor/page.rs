@@ -40,14 +40,14 @@ fn figures(stacks: &[&Compared], currency: &str) -> Vec<String> {
             milliseconds(measured.again_ms),
             format!("{:.1} MB", measured.memory_bytes as f64 / 1e6),
         ];
-        match (&measured.evaluation, thousand(stack)) {
-            (Some(cost), Some(price)) => row.extend([
+        match &measured.evaluation {
+            Some(cost) => row.extend([
                 milliseconds(cost.wall_ms),
-                format!("{:.4}", cost.cpu_seconds),
+                cost.cpu_seconds.map_or("-".into(), |seconds| format!("{seconds:.4}")),
                 format!("{:.5}", cost.gb_seconds),
-                format!("{price:.5}"),
+                thousand(stack).map_or("-".into(), |price| format!("{price:.5}")),
             ]),
-            _ => row.push("-".into()),
+            None => row.push("-".into()),
         }
         rows.push(row);
     }
@@ -66,13 +66,14 @@ fn milliseconds(value: f64) -> String {
 fn notes(comparison: &Comparison, stacks: &[&Compared]) -> Vec<String> {
     let prices = &comparison.prices;
     let mut lines = vec![
-        "  cold start: from nothing to the end of a small program; again: the same in an engine that stays".into(),
+        "  cold start: a new engine, a cell and a small program in it, as `casemate run` does; again: in an engine that stays".into(),
         "  memory: a cell in which a shell waits; of WASM, the worker, which later calls share".into(),
         format!(
             "  evaluation: a small Python program; {} {} per CPU hour and {} per GB hour ([prices] in the policy)",
             prices.cpu_hour, prices.currency, prices.gb_hour
         ),
-        "  CPU-s: what the whole machine spent on one more evaluation, start and removal included; only true while little else runs".into(),
+        "  CPU-s: what the whole machine spent on one more evaluation, start and removal included; - where other work drowned it".into(),
+        "  GB-s: the memory of the cell and the peak of what ran in it, for as long as it took".into(),
     ];
     let measured = stacks.iter().filter_map(|stack| Some((stack.name(), stack.measured.as_ref()?)));
     for (name, measured) in measured {
@@ -135,5 +136,10 @@ fn decisions(comparison: &Comparison) -> Vec<String> {
         let answer = advice.stack.clone().unwrap_or_else(|| "refused".to_owned());
         rows.last_mut().into_iter().for_each(|row| row.push(answer.clone()));
     }
-    columns(&rows)
+    // One thing to do often serves several sorts of work.
+    let mut hints: Vec<&str> =
+        comparison.advice.iter().filter_map(|advice| advice.missing.as_deref()).collect();
+    hints.dedup();
+    let hints = hints.into_iter().map(|hint| format!("  refused: {}", one_line(hint)));
+    columns(&rows).into_iter().chain(hints).collect()
 }

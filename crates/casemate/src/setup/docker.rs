@@ -22,7 +22,9 @@ pub(super) async fn docker(policy: Option<&Path>) -> Result<(), Failure> {
     let Err(refusal) = first else { return ready() };
     // What another engine would not help with is for people to decide.
     if !rustix::process::geteuid().is_root() || is_installed() || !has_apt() {
-        let hint = if is_installed() { refusal.hint } else { BY_HAND.to_owned() };
+        // What says to come here has been done.
+        let says_more = is_installed() && !refusal.hint.contains("casemate setup docker");
+        let hint = if says_more { refusal.hint } else { BY_HAND.to_owned() };
         return Err(Failure::new(refusal.reason, hint));
     }
     install()?;

@@ -36,7 +36,13 @@ pub(super) async fn gvisor(from: Option<&Path>, policy: Option<&Path>) -> Result
     let works = engine.probe_gvisor().await;
     engine.shutdown().await?;
     drop(step);
-    eprintln!("ready: casemate run --on gvisor ({})", works?);
+    let works = works.map_err(|refusal| {
+        Failure::new(
+            format!("runsc is installed ({}), but {}", target.display(), refusal.reason),
+            refusal.hint,
+        )
+    })?;
+    eprintln!("ready: casemate run --on gvisor ({works})");
     Ok(())
 }
 

@@ -9,7 +9,7 @@ use std::collections::{HashMap, HashSet};
 use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use bollard::query_parameters::ListContainersOptions;
 use casemate_core::evidence::hex;
@@ -54,8 +54,8 @@ use skeleton::Skeleton;
 pub(crate) struct Docker {
     agents: Agents,
     home: Arc<Home>,
-    /// Names this home to the engine, which several may share.
-    home_id: String,
+    /// Names this home to the engine, which several may share. Known once it is needed.
+    home_id: OnceLock<String>,
     runtime: DockerRuntime,
     socket: Result<PathBuf, Refusal>,
     shared: Arc<Shared>,
@@ -91,15 +91,8 @@ impl Shared {
 }
 
 impl Docker {
-    pub(crate) fn new(
-        dir: &Path,
-        agents: Agents,
-        home: Arc<Home>,
-        runtime: DockerRuntime,
-        host: &str,
-    ) -> Docker {
-        let dir = std::path::absolute(dir).unwrap_or_else(|_| dir.to_owned());
-        let home_id = hex(&Sha256::digest(dir.as_os_str().as_encoded_bytes()))[..32].to_owned();
+    pub(crate) fn new(agents: Agents, home: Arc<Home>, runtime: DockerRuntime, host: &str) -> Docker {
+        let home_id = OnceLock::new();
         let (socket, shared, made) = (engine::socket(host), Arc::default(), AtomicU32::new(0));
         Docker { agents, home, home_id, runtime, socket, shared, made }
     }
@@ -133,6 +126,14 @@ impl Docker {
         }
     }
 
+    fn home_id(&self) -> Result<&str, WallError> {
+        if self.home_id.get().is_none() {
+            let identity = self.home.identity().map_err(|error| WallError::Failed(error.to_string()))?;
+            let _ = self.home_id.set(identity);
+        }
+        self.home_id.get().map(String::as_str).ok_or_else(|| WallError::Failed("the home has no name".into()))
+    }
+
     /// The engine, after it has answered. What dead runs left with it is removed then.
     async fn engine(&self) -> Result<Arc<Engine>, WallError> {
         let mut known = self.shared.engine.lock().await;
@@ -154,7 +155,8 @@ impl Docker {
 
     /// Removes containers of this home that nobody looks after any more, and no others. `dead` is a run that we have locked.
     async fn sweep(&self, engine: &Engine, dead: Option<RunId>) -> Result<(), WallError> {
-        let filters = HashMap::from([("label".to_owned(), vec![format!("{HOME_LABEL}={}", self.home_id)])]);
+        let filters =
+            HashMap::from([("label".to_owned(), vec![format!("{HOME_LABEL}={}", self.home_id()?)])]);
         let options =
             ListContainersOptions { all: true, filters: Some(filters), ..ListContainersOptions::default() };
         let found = engine.client.list_containers(Some(options)).await;
@@ -197,7 +199,7 @@ impl Docker {
             layout: &layout,
             seccomp: &seccomp,
             runtime: self.runtime,
-            home: &self.home_id,
+            home: self.home_id()?,
             run: &run,
             processors: engine.processors,
             swap: engine.swap,

@@ -32,8 +32,8 @@ const END: Duration = Duration::from_secs(10);
 /// How often, and how far apart, the engine is asked whether a container is gone.
 const ATTEMPTS: u32 = 100;
 const APART: Duration = Duration::from_millis(20);
-/// How often it may say that it cannot remove one, or nothing at all.
-const FAILURES: u32 = 3;
+/// How often it may say that it cannot remove one, or nothing at all: it may be starting again. Ever further apart, for some seconds.
+const FAILURES: u32 = 15;
 
 /// What a container is to be.
 pub(super) struct Blueprint {
@@ -148,7 +148,8 @@ impl DockerCell {
                 (counters.pids_peak, counters.pids_denied) = (None, None);
                 counters.memory_peak_bytes = less(counters.memory_peak_bytes, self.before.memory_peak_bytes);
             }
-            if counters.cpu_micros.is_some() {
+            // They may vanish while they are read.
+            if counters != Counters::default() {
                 counters.cpu_micros = less(counters.cpu_micros, self.before.cpu_micros);
                 self.last = counters;
             }
@@ -161,8 +162,11 @@ impl DockerCell {
         let Some(task) = self.task.take() else { return };
         let (blueprint, shared) = (self.blueprint.clone(), self.shared.clone());
         let handle = tokio::spawn(async move {
-            // There may be nothing to remove yet.
-            let _ = task.await;
+            // There may be nothing to remove yet. Nor do we wait for ever for an engine that is stuck.
+            let mut task = task;
+            if timeout(END, &mut task).await.is_err() {
+                task.abort();
+            }
             let removed = remove(&blueprint.engine, &blueprint.name).await;
             shared.live().remove(&blueprint.name);
             if removed.is_err() {
@@ -217,7 +221,12 @@ impl Control for DockerCell {
 
     fn finish(&mut self) -> Later<'_, Result<Counters, WallError>> {
         Box::pin(async {
-            let built = self.built().await.map(drop);
+            let built = match timeout(END, self.built()).await {
+                Ok(built) => built.map(drop),
+                Err(_) => {
+                    Err(WallError::Failed("the Docker Engine does not get on with the container".into()))
+                }
+            };
             let ended = self.ended.borrow().is_some();
             let vanished = if built.is_ok() && ended { Some(self.vanished().await) } else { None };
             self.count();
@@ -364,7 +373,7 @@ pub(super) async fn remove(engine: &Engine, name: &str) -> Result<(), String> {
         if failures >= FAILURES {
             break;
         }
-        tokio::time::sleep(APART).await;
+        tokio::time::sleep(APART * (1 + failures)).await;
     }
     Err(last)
 }

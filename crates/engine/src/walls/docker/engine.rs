@@ -20,6 +20,8 @@ use crate::wall::WallError;
 const DEFAULT_SOCKET: &str = "/var/run/docker.sock";
 /// An engine that lives answers in a millisecond.
 const FIRST_ANSWER: Duration = Duration::from_secs(5);
+/// How long it may take to connect us to a container.
+const ATTACH: Duration = Duration::from_secs(10);
 /// How long one request may take, in seconds: to make or start a container takes a tenth of one.
 const REQUEST: u64 = 60;
 /// Docker 20.10: the first one with everything that is asked for.
@@ -122,7 +124,8 @@ impl Engine {
         let request = format!(
             "POST {path} HTTP/1.1\r\nHost: docker\r\nConnection: Upgrade\r\nUpgrade: tcp\r\nContent-Length: 0\r\n\r\n"
         );
-        let (stream, head, rest) = exchange(&self.socket, &request).await?;
+        let answer = timeout(ATTACH, exchange(&self.socket, &request)).await;
+        let (stream, head, rest) = answer.map_err(|_| io::Error::other("it does not answer"))??;
         match head.split(' ').nth(1) {
             Some("101" | "200") => Ok((stream, rest)),
             _ => Err(io::Error::other(format!("it said {}", head.lines().next().unwrap_or_default()))),

@@ -32,6 +32,7 @@ impl Groups {
             (&self.memory, "memory.swap.max"),
             (&self.pids, "pids.max"),
             (&self.cpu, "cpu.cfs_quota_us"),
+            (&self.cpu, "cpu.cfs_period_us"),
             (&self.cpu, "cpu.max"),
         ];
         let read = |(dir, name): (&Option<PathBuf>, &str)| {

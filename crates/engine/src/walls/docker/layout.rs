@@ -48,11 +48,11 @@ impl Layout {
     pub(super) fn host() -> Result<Layout, Refusal> {
         let mut layout = Layout { links: Vec::new(), etc: Etc::Synthesised, binds: Vec::new() };
         for name in HOST_NAMES {
-            layout.adopt(Path::new("/"), name, name)?;
+            layout.adopt(Path::new("/"), Path::new("/"), name)?;
         }
         // /usr links into the alternatives; the loader cache only lists libraries.
         for name in ["etc/alternatives", "etc/ld.so.cache"] {
-            layout.adopt(Path::new("/"), name, name)?;
+            layout.adopt(Path::new("/"), Path::new("/"), name)?;
         }
         layout.beneath()?;
         Ok(layout)
@@ -82,10 +82,10 @@ impl Layout {
                 .to_str()
                 .ok_or_else(|| Refusal::new("a name at the top of the image is not UTF-8", "rename it"))?;
             if !OURS.contains(&name) && name != OWN {
-                layout.adopt(&root, name, name)?;
+                layout.adopt(&way, &root, name)?;
             }
         }
-        layout.place_etc(&root, runtime)?;
+        layout.place_etc(&way, runtime)?;
         layout.beneath()?;
         Ok(layout)
     }
@@ -99,16 +99,17 @@ impl Layout {
         self.binds.iter().all(same)
     }
 
-    /// Takes over one name: a link as a link, a directory or a file as a bind. Devices, sockets and pipes are not for a cell.
-    fn adopt(&mut self, root: &Path, name: &str, place: &str) -> Result<(), Refusal> {
-        let source = root.join(name);
-        let found = match fs::symlink_metadata(&source) {
+    /// Takes over one name of what is behind `way`: a link as a link, a directory or a file as a bind. Devices, sockets and pipes are not
+    /// for a cell. `root` is what the engine is told instead, which knows nothing of our ways.
+    fn adopt(&mut self, way: &Path, root: &Path, place: &str) -> Result<(), Refusal> {
+        let (source, seen) = (root.join(place), way.join(place));
+        let found = match fs::symlink_metadata(&seen) {
             Ok(found) => found,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
             Err(error) => return Err(unreadable(&source, &error)),
         };
         if found.is_symlink() {
-            let target = fs::read_link(&source).map_err(|error| unreadable(&source, &error))?;
+            let target = fs::read_link(&seen).map_err(|error| unreadable(&source, &error))?;
             let target = target.to_str().filter(|target| target.len() <= MAX_LINK && place.len() <= MAX_LINK);
             let target = target.ok_or_else(|| {
                 Refusal::new(

@@ -177,6 +177,21 @@ impl Seen {
         })
     }
 
+    /// Microseconds of processor time in each tenth of a second.
+    fn processor_quota(&self) -> Option<u64> {
+        let value = |wanted: &str| {
+            self.posture.cgroup.iter().find(|(name, _)| name == wanted).map(|(_, value)| value.as_str())
+        };
+        let (quota, period) = match (value("cpu.max"), value("cpu.cfs_quota_us")) {
+            (Some(both), _) => both.split_once(' ')?,
+            (None, Some(quota)) => (quota, value("cpu.cfs_period_us")?),
+            (None, None) => return None,
+        };
+        let (quota, period) =
+            (quota.parse::<u64>().ok()?, period.parse::<u64>().ok().filter(|period| *period > 0)?);
+        Some(quota * 100_000 / period)
+    }
+
     fn loose_limit(&self, asked: &Asked) -> Option<String> {
         let limit = |names: &[&str]| {
             let (_, value) = self.posture.cgroup.iter().find(|(name, _)| names.contains(&name.as_str()))?;
@@ -185,6 +200,7 @@ impl Seen {
         let limits = [
             ("memory", asked.memory, limit(&["memory.max", "memory.limit_in_bytes"])),
             ("processes", asked.processes, limit(&["pids.max"])),
+            ("processors", asked.cpu_micros(), self.processor_quota()),
         ];
         limits.into_iter().find_map(|(what, wanted, found)| {
             let wanted = wanted?;
@@ -241,22 +257,33 @@ fn mounts(table: &str) -> Vec<Entry> {
         Some(Entry { id, parent, mount: Mount { point, kind, options }, file_system })
     };
     let all: Vec<Entry> = table.lines().filter_map(parse).collect();
-    let is_above = |ancestor: &Entry, mut entry: u32| {
+    // Of several that are mounted on one mount, the one with the shorter path came last: what is beneath it would be on it otherwise.
+    let hidden_by_sibling = |entry: &Entry| {
+        let covers = |other: &Entry| {
+            other.parent == entry.parent
+                && other.id != entry.id
+                && Path::new(&entry.mount.point).starts_with(&other.mount.point)
+        };
+        all.iter().any(covers)
+    };
+    let reachable = |entry: &Entry| {
+        let mut at = entry;
         // No deeper than there are mounts.
         for _ in 0..all.len() {
-            let Some(found) = all.iter().find(|other| other.id == entry) else { return false };
-            if found.parent == ancestor.id {
-                return true;
+            if hidden_by_sibling(at) {
+                return false;
             }
-            entry = found.parent;
+            match all.iter().find(|other| other.id == at.parent) {
+                Some(parent) => at = parent,
+                None => return true,
+            }
         }
         false
     };
-    let covers = |other: &Entry, entry: &Entry| {
-        let beneath = Path::new(&entry.mount.point).starts_with(&other.mount.point);
-        other.id != entry.id && beneath && !is_above(other, entry.id)
+    let covered = |entry: &Entry| {
+        all.iter().any(|other| other.parent == entry.id && other.mount.point == entry.mount.point)
     };
-    let seen: Vec<bool> = all.iter().map(|entry| !all.iter().any(|other| covers(other, entry))).collect();
+    let seen: Vec<bool> = all.iter().map(|entry| reachable(entry) && !covered(entry)).collect();
     all.into_iter().zip(seen).filter_map(|(entry, seen)| seen.then_some(entry)).collect()
 }
 
@@ -288,5 +315,20 @@ mod tests {
 51 49 0:49 / /proc/acpi ro - tmpfs tmpfs ro";
         let seen: Vec<u32> = mounts(table).iter().map(|entry| entry.id).collect();
         assert_eq!(seen, [72, 76, 49, 50, 51]);
+    }
+
+    #[test]
+    fn what_is_covered_covers_nothing_itself() {
+        let table = "\
+1 0 0:1 / / ro - overlay overlay ro
+10 1 0:2 / /sys ro - sysfs sysfs ro
+11 10 0:3 / /sys/fs/cgroup ro - tmpfs tmpfs ro
+12 10 0:4 / /sys ro - tmpfs tmpfs ro
+13 12 0:5 / /sys/fs/cgroup rw - tmpfs tmpfs rw
+20 1 0:6 / /etc/hostname ro - ext4 disk rw
+21 1 0:7 / /etc ro - ext4 disk rw
+22 21 0:8 / /etc/hostname rw - ext4 disk rw";
+        let seen: Vec<u32> = mounts(table).iter().map(|entry| entry.id).collect();
+        assert_eq!(seen, [1, 12, 13, 21, 22]);
     }
 }

@@ -93,6 +93,12 @@ impl Asked {
     pub(super) fn fewer_processes(&self) -> Option<i64> {
         self.processes.filter(|count| *count < TO_START).and_then(|count| i64::try_from(count).ok())
     }
+
+    /// Microseconds of processor time in each tenth of a second.
+    pub(super) fn cpu_micros(&self) -> Option<u64> {
+        let nanos = self.body.host_config.as_ref()?.nano_cpus?;
+        u64::try_from(nanos).ok().map(|nanos| nanos / 10_000)
+    }
 }
 
 /// What else the settings depend on.

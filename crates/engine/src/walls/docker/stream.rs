@@ -20,7 +20,11 @@ pub(super) async fn carry(engine: UnixStream, early: Vec<u8>, channel: UnixStrea
         loop {
             match from_channel.read(&mut buffer).await {
                 Ok(0) | Err(_) => break,
-                Ok(n) => to_engine.write_all(&buffer[..n]).await?,
+                // There may still be something to read.
+                Ok(n) => match to_engine.write_all(&buffer[..n]).await {
+                    Ok(()) => {}
+                    Err(_) => return std::future::pending::<io::Result<()>>().await,
+                },
             }
         }
         // The guest sees the end of its input, and ends.

@@ -306,6 +306,8 @@ impl Line {
                     Body::End => Event::End { stream: frame.stream },
                 };
                 self.route(event)?;
+                // Whoever floods us must not keep clocks and signals from being looked at.
+                tokio::task::coop::consume_budget().await;
             }
             let mut ready = self.socket.readable().await?;
             match ready.try_io(|socket| Ok(rustix::io::read(socket, decoder.space())?)) {

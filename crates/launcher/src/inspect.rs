@@ -8,7 +8,7 @@ use alloc::vec::Vec;
 
 use casemate_bare::files::{list_path, read_at, read_text, read_text_at};
 use casemate_bare::io;
-use casemate_wire::launch::{Mount, Posture};
+use casemate_wire::launch::{Mount, Posture, soft_limits};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{Mode, OFlags, open, openat, readlinkat};
 
@@ -160,7 +160,7 @@ pub(crate) fn posture(at: Surroundings) -> io::Result<Posture> {
         no_new_privs: number("NoNewPrivs").ok_or_else(|| missing("NoNewPrivs"))? == 1,
         seccomp_mode: number("Seccomp").ok_or_else(|| missing("Seccomp"))?,
         seccomp_filters: number("Seccomp_filters").unwrap_or(0),
-        rlimits: rlimits(&read_text_at(at.process.as_fd(), "limits")?),
+        rlimits: soft_limits(&read_text_at(at.process.as_fd(), "limits")?),
         mounts: at.mounts,
         own_namespaces: at.own_namespaces,
         shared_namespaces: at.shared_namespaces,
@@ -188,17 +188,6 @@ fn mounts(mountinfo: &str) -> Vec<Mount> {
         })
     };
     mountinfo.lines().filter_map(parse).collect()
-}
-
-/// The soft limits of the resources that matter, as the kernel prints them.
-fn rlimits(text: &str) -> Vec<(String, String)> {
-    const SHOWN: [&str; 5] =
-        ["Max core file size", "Max open files", "Max processes", "Max cpu time", "Max file size"];
-    let value = |name: &str| {
-        let line = text.lines().find_map(|line| line.strip_prefix(name))?;
-        Some((name.trim_start_matches("Max ").to_owned(), line.split_whitespace().next()?.to_owned()))
-    };
-    SHOWN.iter().filter_map(|name| value(name)).collect()
 }
 
 /// Which of these are children of this process, or of one of each other.

@@ -110,6 +110,13 @@ impl Dockerd {
 impl Drop for Dockerd {
     fn drop(&mut self) {
         self.stop();
+        // It leaves the namespace of its own network mounted.
+        let table = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+        let points = table.lines().filter_map(|line| line.split(' ').nth(4));
+        for point in points.filter(|point| Path::new(point).starts_with(&self.dir)) {
+            let _ = Command::new("umount").arg(point).status();
+        }
+        // Only if it is empty: a group in it is something that somebody should have removed.
         let hierarchies = fs::read_dir(GROUPS).into_iter().flatten().flatten().map(|entry| entry.path());
         for hierarchy in hierarchies.chain([PathBuf::from(GROUPS)]) {
             let _ = fs::remove_dir(hierarchy.join(&self.group));

@@ -331,6 +331,17 @@ pub struct Posture {
     pub oom_score_adj: i32,
 }
 
+/// The soft limits of the resources that matter, out of `/proc/PID/limits`.
+pub fn soft_limits(text: &str) -> Vec<(String, String)> {
+    const SHOWN: [&str; 5] =
+        ["Max core file size", "Max open files", "Max processes", "Max cpu time", "Max file size"];
+    let value = |name: &str| {
+        let line = text.lines().find_map(|line| line.strip_prefix(name))?;
+        Some((name.trim_start_matches("Max ").into(), line.split_whitespace().next()?.into()))
+    };
+    SHOWN.iter().filter_map(|name| value(name)).collect()
+}
+
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Mount {
     pub point: String,

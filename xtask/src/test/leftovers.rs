@@ -64,10 +64,10 @@ fn processes(found: &mut BTreeSet<String>) {
     }
 }
 
-/// Groups of cells.
+/// Groups of cells, and of Docker Engines that tests have started.
 fn cgroups(dir: &Path, found: &mut BTreeSet<String>) {
     for group in entries(dir).into_iter().filter(|path| path.is_dir() && !path.is_symlink()) {
-        if name(&group).starts_with("casemate") {
+        if ["casemate", "docker-"].iter().any(|ours| name(&group).starts_with(ours)) {
             found.insert(format!("cgroup {}", group.display()));
         } else {
             cgroups(&group, found);
@@ -77,8 +77,9 @@ fn cgroups(dir: &Path, found: &mut BTreeSet<String>) {
 
 fn mounts(found: &mut BTreeSet<String>) {
     let table = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
-    let ours =
-        |line: &&str| line.split(' ').any(|field| field == "casemate" || field.starts_with("/tmp/casemate-"));
+    let places = ["/tmp/casemate-", "/tmp/xtask-"];
+    let is_ours = |field: &str| field == "casemate" || places.iter().any(|place| field.starts_with(place));
+    let ours = |line: &&str| line.split(' ').any(is_ours);
     found.extend(table.lines().filter(ours).map(|line| format!("mount {line}")));
 }
 

@@ -19,7 +19,7 @@ use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
 use super::engine::{Engine, is_gone, is_leaving, trouble, words};
-use super::groups::Groups;
+use super::groups::{self, Groups};
 use super::layout::Layout;
 use super::look::{self, Seen, check_binds};
 use super::settings::{Asked, difference};
@@ -299,9 +299,12 @@ async fn build(
         ending.send_replace(Some(ended.err().map(|error| error.to_string())));
     });
     steps.mark("attach");
-    engine.client.start_container(&id, None).await.map_err(|error| match blueprint.layout.is_there() {
-        true => trouble("start the container", error),
-        false => WallError::Failed("the image changed during the launch".into()),
+    engine.client.start_container(&id, None).await.map_err(|error| {
+        groups::clear(&id);
+        match blueprint.layout.is_there() {
+            true => trouble("start the container", error),
+            false => WallError::Failed("the image changed during the launch".into()),
+        }
     })?;
     steps.mark("start container");
     let said = engine.client.inspect_container(&id, None).await;

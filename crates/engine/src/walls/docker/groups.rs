@@ -86,6 +86,24 @@ impl Groups {
     }
 }
 
+/// Removes what a runtime left that could not start the container (gVisor's does): groups of its name, with nobody in them.
+pub(super) fn clear(container: &str) {
+    let directories = |dir: &Path| -> Vec<PathBuf> {
+        let entries = fs::read_dir(dir).into_iter().flatten().flatten();
+        entries
+            .filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()))
+            .map(|entry| entry.path())
+            .collect()
+    };
+    // Of v2 the parents are here, of v1 in each hierarchy.
+    for dir in directories(Path::new("/sys/fs/cgroup")) {
+        let _ = fs::remove_dir(dir.join(container));
+        for parent in directories(&dir) {
+            let _ = fs::remove_dir(parent.join(container));
+        }
+    }
+}
+
 fn read_number(path: &Path) -> Option<u64> {
     fs::read_to_string(path).ok()?.trim().parse().ok()
 }

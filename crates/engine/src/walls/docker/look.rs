@@ -6,7 +6,7 @@ use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use casemate_wire::launch::{Mount, Posture};
+use casemate_wire::launch::{Mount, Posture, soft_limits};
 
 use super::groups::Groups;
 use super::layout::{Bind, unescaped};
@@ -96,7 +96,7 @@ pub(super) fn look(pid: i32, groups: &Groups) -> io::Result<Seen> {
         seccomp_filters: number("Seccomp_filters").unwrap_or(0),
         own_namespaces: own,
         shared_namespaces: shared,
-        rlimits: rlimits(&fs::read_to_string(of("limits")).unwrap_or_default()),
+        rlimits: soft_limits(&fs::read_to_string(of("limits")).unwrap_or_default()),
         cgroup: groups.limits(),
         oom_score_adj: fs::read_to_string(of("oom_score_adj"))?.trim().parse().map_err(io::Error::other)?,
         mounts: table.iter().map(|entry| entry.mount.clone()).collect(),
@@ -285,17 +285,6 @@ fn mounts(table: &str) -> Vec<Entry> {
     };
     let seen: Vec<bool> = all.iter().map(|entry| reachable(entry) && !covered(entry)).collect();
     all.into_iter().zip(seen).filter_map(|(entry, seen)| seen.then_some(entry)).collect()
-}
-
-/// The soft limits of the resources that matter, as the kernel prints them.
-fn rlimits(text: &str) -> Vec<(String, String)> {
-    const SHOWN: [&str; 5] =
-        ["Max core file size", "Max open files", "Max processes", "Max cpu time", "Max file size"];
-    let value = |name: &str| {
-        let line = text.lines().find_map(|line| line.strip_prefix(name))?;
-        Some((name.trim_start_matches("Max ").to_owned(), line.split_whitespace().next()?.to_owned()))
-    };
-    SHOWN.iter().filter_map(|name| value(name)).collect()
 }
 
 #[cfg(test)]

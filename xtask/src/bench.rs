@@ -46,6 +46,7 @@ pub(crate) fn run(rounds: usize) -> Result {
     let casemate = Artifact::binary(&artifacts::build(&["--release"])?, "casemate")?;
 
     let stage = Stage::new()?;
+    let casemate = stage.install(&casemate)?;
     let mut candidates = candidates::all(&stage, &casemate);
     let mut engine = Driver::start(bench, &stage)?;
     let mut parts = Named::default();

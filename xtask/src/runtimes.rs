@@ -27,7 +27,7 @@ const PARTS: [&str; 3] = ["wasm", "keys/wasm-cache.key", COMPONENTIZE];
 /// For tests that are started by hand.
 pub(crate) fn run() -> Result {
     packages::ensure(&["python3", "nodejs"])?;
-    let built = artifacts::build(&["--release", "--package", "casemate", "--bins"])?;
+    let built = artifacts::build(&["--profile=checks", "--package", "casemate", "--bins"])?;
     let casemate = Artifact::binary(&built, "casemate")?;
     println!("{}\n{}", ensure(&casemate)?.display(), gvisor::ensure(&casemate)?.display());
     Ok(())

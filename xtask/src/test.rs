@@ -70,7 +70,7 @@ pub(crate) fn run() -> Result {
         let mut command = suite.as_root(&built, &place);
         report.run(&suite.title("root"), suite.table(), command.env(docker::VARIABLE, &host), SUITE_LIMIT);
     }
-    let mut documentation = shell::cargo(["test", "--release", "--workspace", "--doc", "--quiet"]);
+    let mut documentation = shell::cargo(["test", "--profile=checks", "--workspace", "--doc", "--quiet"]);
     report.run("examples in the documentation", None, &mut documentation, SUITE_LIMIT);
 
     let as_root = || {

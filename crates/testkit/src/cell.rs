@@ -327,6 +327,12 @@ impl Ran {
         self.outcome.limits_hit.iter().copied().find(|hit| hit.kind == kind)
     }
 
+    /// How long it took until the payload ran.
+    pub fn before_the_payload(&self) -> Duration {
+        let phases = self.outcome.timings.iter().take_while(|(phase, _)| *phase != "run");
+        phases.map(|(_, took)| *took).sum()
+    }
+
     /// How it ended and what it wrote, for the message of a failed test.
     pub fn story(&self) -> String {
         let tail = |bytes: &[u8]| {

@@ -30,6 +30,14 @@ impl Stage {
         self.image().join("bin/true")
     }
 
+    /// A copy, as whoever installs a program makes one. What a linker has just written is scattered in the page cache, and takes a
+    /// fifth of a millisecond longer to start than the same bytes written in a row.
+    pub(super) fn install(&self, binary: &Path) -> Result<PathBuf> {
+        let installed = self.dir.join("casemate");
+        fs::copy(binary, &installed).map_err(|error| format!("{}: {error}", installed.display()))?;
+        Ok(installed)
+    }
+
     /// A root directory that holds nothing but the programs.
     pub(super) fn image(&self) -> PathBuf {
         self.dir.join("image")

@@ -30,7 +30,7 @@ pub(super) struct Suite {
 
 /// Binaries and tests in one go: asked for one after the other, cargo may build their dependencies twice.
 pub(super) fn build() -> Result<Built> {
-    let artifacts = artifacts::build(&["--release", "--workspace", "--bins", "--tests"])?;
+    let artifacts = artifacts::build(&["--profile=checks", "--workspace", "--bins", "--tests"])?;
     let casemate = Artifact::binary(&artifacts, "casemate")?;
     let tests = artifacts.into_iter().filter(|artifact| artifact.is_test);
     let mut suites = tests.map(Suite::new).collect::<Result<Vec<_>>>()?;

@@ -92,9 +92,10 @@ pub(crate) fn barely_overdrawn(ran: &Ran, limit: Duration) -> Result<(), String>
     }
 }
 
-/// A time limit strikes within a second.
+/// A time limit strikes within a second. It counts from the moment that there is something to limit: how long somebody else's engine
+/// takes to make a container is not the payload's doing.
 pub(crate) fn in_time(ran: &Ran, limit: Duration) -> Result<(), String> {
-    match ran.took < limit + ONE_SECOND {
+    match ran.took.saturating_sub(ran.before_the_payload()) < limit + ONE_SECOND {
         true => Ok(()),
         false => Err(format!("late: {:?} for a limit of {limit:?}: {:?}", ran.took, ran.outcome.timings)),
     }

@@ -42,7 +42,7 @@ pub(crate) fn binary() -> &'static Path {
 
 fn build() -> PathBuf {
     let built = Command::new(env!("CARGO"))
-        .args(["build", "--release", "--package", "casemate", "--message-format=json"])
+        .args(["build", "--profile=checks", "--package", "casemate", "--message-format=json"])
         .current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."))
         .stderr(Stdio::inherit())
         .output()

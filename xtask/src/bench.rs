@@ -43,10 +43,10 @@ pub(crate) fn run(rounds: usize) -> Result {
     let bench = &bench.ok_or("cargo built no benchmark of the engine")?.path;
 
     // As its users build it: in one go with the rest of the workspace, it gets features and libraries that are for tests.
-    let casemate = Artifact::binary(&artifacts::build(&["--release"])?, "casemate")?;
+    let built = Artifact::binary(&artifacts::build(&["--release"])?, "casemate")?;
 
     let stage = Stage::new()?;
-    let casemate = stage.install(&casemate)?;
+    let casemate = stage.install(&built)?;
     let mut candidates = candidates::all(&stage, &casemate);
     let mut engine = Driver::start(bench, &stage)?;
     let mut parts = Named::default();
@@ -70,7 +70,7 @@ pub(crate) fn run(rounds: usize) -> Result {
     memory::report(&mut engine, &stage, HELD)?;
     throughput(&mut engine)?;
     engine.stop()?;
-    wasm::run(rounds, bench, &casemate, &stage)?;
+    wasm::run(rounds, bench, &built, &stage)?;
     sandboxes::run(rounds, &casemate, &stage)
 }
 

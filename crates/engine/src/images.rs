@@ -28,7 +28,7 @@ use std::io::{self, Read};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use casemate_core::image::{ImageDigest, ImageRef};
 use casemate_core::outcome::Refusal;
@@ -47,6 +47,8 @@ use staging::Staging;
 pub const DEFAULT_SIZE_LIMIT: u64 = 8 << 30;
 /// Files, directories and links of one image.
 pub const MAX_ENTRIES: u64 = 500_000;
+/// How long an image that is about to be used is waited for.
+const LOCK_PATIENCE: Duration = Duration::from_millis(250);
 
 /// The store of one home.
 #[derive(Debug, Clone)]
@@ -166,10 +168,18 @@ impl Images {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             lock => lock?,
         };
-        match lock.try_lock_shared() {
-            Ok(()) => {}
-            Err(fs::TryLockError::WouldBlock) => return Ok(None),
-            Err(fs::TryLockError::Error(error)) => return Err(error),
+        // Whoever has just brought it in may still seem to hold it, as long as a process that was being started meanwhile has a copy of
+        // the lock. Whoever removes it holds on.
+        let deadline = Instant::now() + LOCK_PATIENCE;
+        loop {
+            match lock.try_lock_shared() {
+                Ok(()) => break,
+                Err(fs::TryLockError::WouldBlock) if Instant::now() < deadline => {
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+                Err(fs::TryLockError::WouldBlock) => return Ok(None),
+                Err(fs::TryLockError::Error(error)) => return Err(error),
+            }
         }
         // Between opening and locking, it may have been removed, and another put in its place.
         let same = |now: fs::Metadata, then: fs::Metadata| (now.dev(), now.ino()) == (then.dev(), then.ino());

@@ -27,8 +27,8 @@ use super::skeleton::Skeleton;
 use super::{Shared, stream};
 use crate::wall::{Begun, Control, Later, WallError};
 
-/// How long a killed container's stream may stay open.
-const END: Duration = Duration::from_secs(10);
+/// How long a killed container's stream may stay open. An engine that has much to do takes its time.
+const END: Duration = Duration::from_secs(30);
 /// How often, and how far apart, the engine is asked whether a container is gone.
 const ATTEMPTS: u32 = 100;
 const APART: Duration = Duration::from_millis(20);

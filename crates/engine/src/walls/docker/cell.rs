@@ -27,8 +27,10 @@ use super::skeleton::Skeleton;
 use super::{Shared, stream};
 use crate::wall::{Begun, Control, Later, WallError};
 
+/// How long the engine may take to kill a container, before we do.
+const BY_ITSELF: Duration = Duration::from_secs(3);
 /// How long a killed container's stream may stay open. An engine that has much to do takes its time.
-const END: Duration = Duration::from_secs(30);
+const END: Duration = Duration::from_secs(20);
 /// How often, and how far apart, the engine is asked whether a container is gone.
 const ATTEMPTS: u32 = 100;
 const APART: Duration = Duration::from_millis(20);
@@ -248,9 +250,18 @@ impl Control for DockerCell {
                     self.removal = None;
                     removed.unwrap_or_else(|error| Err(error.to_string()))
                 }
-                gone = timeout(END, ended.wait_for(Option::is_some)) => match gone {
-                    Ok(_) => Ok(()),
-                    Err(_) => Err(format!("it was still there after {END:?}")),
+                gone = async {
+                    if timeout(BY_ITSELF, ended.wait_for(Option::is_some)).await.is_ok() {
+                        return true;
+                    }
+                    // A runtime that does not get on with it is not waited for.
+                    if let Some(built) = &self.built {
+                        built.groups.kill();
+                    }
+                    timeout(END, ended.wait_for(Option::is_some)).await.is_ok()
+                } => match gone {
+                    true => Ok(()),
+                    false => Err(format!("it was still there after {END:?}")),
                 },
             };
             match removed {

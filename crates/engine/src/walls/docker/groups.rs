@@ -23,6 +23,15 @@ impl Groups {
         Ok(find(&membership, &mounts, container))
     }
 
+    /// Kills whatever the kernel has in them. Where that is not allowed, it is left to the engine.
+    pub(super) fn kill(&self) {
+        let Some(dir) = self.pids.as_ref().or(self.memory.as_ref()) else { return };
+        let list = fs::read_to_string(dir.join("cgroup.procs")).unwrap_or_default();
+        for pid in list.lines().filter_map(|line| rustix::process::Pid::from_raw(line.trim().parse().ok()?)) {
+            let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
+        }
+    }
+
     /// Limits with the values found, under the names of their files.
     pub(super) fn limits(&self) -> Vec<(String, String)> {
         let files = [

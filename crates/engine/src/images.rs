@@ -28,7 +28,7 @@ use std::io::{self, Read};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use casemate_core::image::{ImageDigest, ImageRef};
 use casemate_core::outcome::Refusal;
@@ -47,8 +47,6 @@ use staging::Staging;
 pub const DEFAULT_SIZE_LIMIT: u64 = 8 << 30;
 /// Files, directories and links of one image.
 pub const MAX_ENTRIES: u64 = 500_000;
-/// How long an image that is about to be used is waited for.
-const LOCK_PATIENCE: Duration = Duration::from_millis(250);
 
 /// The store of one home.
 #[derive(Debug, Clone)]
@@ -60,7 +58,14 @@ pub struct Images {
 #[derive(Debug)]
 pub(crate) struct Stored {
     pub(crate) dir: OwnedFd,
-    _lock: File,
+    lock: File,
+}
+
+/// Not only closed: a process that is being started at this moment has a copy of the lock until it executes something.
+impl Drop for Stored {
+    fn drop(&mut self) {
+        let _ = self.lock.unlock();
+    }
 }
 
 /// How an image gets in.
@@ -168,18 +173,10 @@ impl Images {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             lock => lock?,
         };
-        // Whoever has just brought it in may still seem to hold it, as long as a process that was being started meanwhile has a copy of
-        // the lock. Whoever removes it holds on.
-        let deadline = Instant::now() + LOCK_PATIENCE;
-        loop {
-            match lock.try_lock_shared() {
-                Ok(()) => break,
-                Err(fs::TryLockError::WouldBlock) if Instant::now() < deadline => {
-                    std::thread::sleep(Duration::from_millis(1));
-                }
-                Err(fs::TryLockError::WouldBlock) => return Ok(None),
-                Err(fs::TryLockError::Error(error)) => return Err(error),
-            }
+        match lock.try_lock_shared() {
+            Ok(()) => {}
+            Err(fs::TryLockError::WouldBlock) => return Ok(None),
+            Err(fs::TryLockError::Error(error)) => return Err(error),
         }
         // Between opening and locking, it may have been removed, and another put in its place.
         let same = |now: fs::Metadata, then: fs::Metadata| (now.dev(), now.ino()) == (then.dev(), then.ino());
@@ -189,7 +186,7 @@ impl Images {
         }
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let dir = rustix::fs::open(tree.join("root"), flags, Mode::empty())?;
-        Ok(Some(Stored { dir, _lock: lock }))
+        Ok(Some(Stored { dir, lock }))
     }
 
     /// Removes what dead processes have left in the staging area.

@@ -294,7 +294,7 @@ impl<'a> Watch<'a> {
     ) -> Result<Status, Trouble> {
         self.ran.usage.wall = Some(self.started.elapsed());
         self.ran.timings.mark("run");
-        if cell.gauges == Gauges::AllInside && matches!(&ended, Ok(Ended::ByItself(..))) {
+        if cell.gauges.need_the_guest() && matches!(&ended, Ok(Ended::ByItself(..))) {
             self.last_look(&mut cell.channel).await;
         }
         let outgoing = match &ended {

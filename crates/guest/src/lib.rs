@@ -2,7 +2,7 @@
 //!
 //! A wall gives it the channel to the engine, and nothing else that it did not need. It runs commands, moves files, reaps, and
 //! reports; it puts everything it starts under the `process` wall. It is small and has one thread: one loop over
-//! `poll`, no lock, no timer. When the channel closes, it ends, and the cell with it.
+//! `poll`, no lock, no timer but the one that counts threads in gVisor. When the channel closes, it ends, and the cell with it.
 //!
 //! On the native walls the launcher's child becomes the guest by calling [`run`]; other walls start the program
 //! `casemate-guest`, which finds out by itself what it was given ([`run_as_given`]).
@@ -34,8 +34,8 @@ use casemate_bare::process::{Disposition, dispose};
 use casemate_bare::{files as small_files, io};
 use casemate_wire::PROTOCOL_VERSION;
 use casemate_wire::frame::{Body, MAX_PAYLOAD};
-use casemate_wire::guest::{Config, ToGuest, ToHost};
-use rustix::event::{PollFd, PollFlags, poll};
+use casemate_wire::guest::{Config, Landlock, ToGuest, ToHost};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::fs::{Mode, OFlags};
 use rustix::mount::{MountFlags, UnmountFlags};
@@ -43,6 +43,7 @@ use rustix::mount::{MountFlags, UnmountFlags};
 use crate::channel::Channel;
 use crate::confine::Confinement;
 use crate::files::{Get, Put, Roots};
+use crate::measure::Threads;
 use crate::process::{Process, Wake};
 use crate::sys::FileRights;
 
@@ -50,6 +51,8 @@ use crate::sys::FileRights;
 const CHANNEL: i32 = 3;
 /// The ends of the gate, if there is one: where the first payload says that it waits, and where it waits.
 const GATE: [i32; 2] = [4, 5];
+/// Without waiting.
+const AT_ONCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
 /// Processes and transfers of one cell at a time; the engine stays far below.
 const MAX_ACTIVE: usize = 256;
 
@@ -64,6 +67,8 @@ struct Guest {
     attached: Attached,
     /// Whether a payload has passed the gate, if there is one: no other runs before somebody has looked at one from outside.
     passed: bool,
+    /// In a kernel that is the cell's own.
+    threads: Option<Threads>,
     /// For output on its way from a pipe to the channel.
     buffer: Vec<u8>,
 }
@@ -197,6 +202,7 @@ impl Guest {
             puts: Vec::new(),
             gets: Vec::new(),
             passed: gate.is_none(),
+            threads: None,
             gate,
             attached: Attached::inherited(attached)?,
             buffer: Vec::with_capacity(MAX_PAYLOAD),
@@ -221,6 +227,9 @@ impl Guest {
     /// One round of the loop.
     fn turn(&mut self) -> io::Result<bool> {
         self.channel.flush()?;
+        if let Some(threads) = &mut self.threads {
+            threads.count();
+        }
         let room = self.channel.has_room();
         let busy = room && self.gets.iter().any(Get::can_go_on);
         for (source, flags) in self.wait(room, busy)? {
@@ -267,8 +276,12 @@ impl Guest {
                 sources.push(Source::Process(index, wake));
             }
         }
-        let at_once = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
-        match poll(&mut fds, busy.then_some(&at_once)) {
+        let patience = match &self.threads {
+            _ if busy => Some(&AT_ONCE),
+            Some(_) if !self.processes.is_empty() => Some(&Threads::INTERVAL),
+            _ => None,
+        };
+        match poll(&mut fds, patience) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             Err(error) => return Err(error.into()),
         }
@@ -325,7 +338,10 @@ impl Guest {
             ToGuest::Proceed { exec } => self.with_process(exec, Process::proceed),
             ToGuest::Signal { exec, signal } => self.with_process(exec, |process| process.signal(signal)),
             ToGuest::Measure => {
-                let inside = measure::inside(self.roots()?.paths());
+                let mut inside = measure::inside(self.roots()?.paths());
+                if let Some(threads) = &self.threads {
+                    inside.threads = inside.threads.max(threads.most());
+                }
                 self.channel.tell(&ToHost::Measured(inside));
             }
             ToGuest::Put { id, path, entry } => {
@@ -361,6 +377,8 @@ impl Guest {
                 return Err(io::Error::other("whoever built this cell is gone"));
             }
         }
+        // Where the kernel is the host's, it counts all that is on the machine; there the cell's group counts.
+        self.threads = (config.landlock == Landlock::NotThere).then(Threads::default);
         self.setup = Some((Confinement::new(config), Roots::open(&config.file_roots, rights)?));
         Ok(())
     }

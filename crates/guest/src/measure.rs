@@ -6,12 +6,35 @@ use alloc::format;
 use casemate_bare::files::list_path;
 use casemate_bare::io;
 use casemate_wire::guest::Inside;
+use rustix::event::Timespec;
 use rustix::fs::{StatVfs, stat, statvfs};
 
 /// The writable places of a cell besides those that files go to and come from.
 const SHARED_MEMORY: &str = "/dev/shm";
 /// A file system whose last page stays free because nothing fits into it is full.
 const PAGE: u64 = 4096;
+
+/// How many threads there were, where nobody else counts them. A kernel that is the cell's own says so at little cost; those that are
+/// looked for in `/proc` take as long as all the rest.
+#[derive(Default)]
+pub(crate) struct Threads {
+    most: u64,
+}
+
+impl Threads {
+    /// How often they are counted at least, while something runs.
+    pub(crate) const INTERVAL: Timespec = Timespec { tv_sec: 0, tv_nsec: 10_000_000 };
+
+    pub(crate) fn count(&mut self) {
+        // Besides the guest's.
+        let now = u64::from(rustix::system::sysinfo().procs).saturating_sub(1);
+        self.most = self.most.max(now);
+    }
+
+    pub(crate) fn most(&self) -> u64 {
+        self.most
+    }
+}
 
 /// As of now, with the file systems behind these directories.
 pub(crate) fn inside<'a>(roots: impl Iterator<Item = &'a str>) -> Inside {

@@ -25,7 +25,7 @@ static void tell(const char *verb, long got, long asked, const char *unit, int e
     for (; *limits; limits++) {
         if (*limits != error) continue;
         held("%s %ld of %ld%s, then %s", verb, got, asked, unit, strerrorname_np(error));
-        sleep_ms(1000); /* most limits are seen by looking now and then: in gVisor, every 640 ms */
+        sleep_ms(150); /* most limits are seen from outside by looking now and then */
         return;
     }
     unsure("%s %ld%s, then %s, which is no limit", verb, got, unit, strerrorname_np(error));

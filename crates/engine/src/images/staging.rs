@@ -91,8 +91,11 @@ impl Staging {
         }
     }
 
+    /// From here on, it can be used.
     pub(super) fn keep(mut self) {
         self.kept = true;
+        // Not only closed: a process that is being started at this moment has a copy of the lock until it executes something.
+        let _ = self.lock.unlock();
     }
 
     /// The other way: a tree that nobody uses is on its way out. Under the store's lock.

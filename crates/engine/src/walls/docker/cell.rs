@@ -6,6 +6,7 @@
 //! ```
 
 use std::path::PathBuf;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -29,8 +30,8 @@ use crate::wall::{Begun, Control, Later, WallError};
 
 /// How long the engine may take to kill a container, before we do.
 const BY_ITSELF: Duration = Duration::from_secs(3);
-/// How long a killed container's stream may stay open. An engine that has much to do takes its time.
-const END: Duration = Duration::from_secs(20);
+/// How long a killed container's stream may stay open.
+const END: Duration = Duration::from_secs(10);
 /// How often, and how far apart, the engine is asked whether a container is gone.
 const ATTEMPTS: u32 = 100;
 const APART: Duration = Duration::from_millis(20);
@@ -163,13 +164,23 @@ impl DockerCell {
     fn remove(&mut self) {
         let Some(task) = self.task.take() else { return };
         let (blueprint, shared) = (self.blueprint.clone(), self.shared.clone());
+        let groups = self.built.as_ref().map(|built| built.groups.clone());
         let handle = tokio::spawn(async move {
             // There may be nothing to remove yet. Nor do we wait for ever for an engine that is stuck.
             let mut task = task;
             if timeout(END, &mut task).await.is_err() {
                 task.abort();
             }
-            let removed = remove(&blueprint.engine, &blueprint.name).await;
+            let mut removing = pin!(remove(&blueprint.engine, &blueprint.name));
+            let removed = match (timeout(BY_ITSELF, &mut removing).await, groups) {
+                (Ok(removed), _) => removed,
+                // A runtime that cannot kill it (gVisor's hangs now and then) is not waited for.
+                (Err(_), Some(groups)) => {
+                    groups.kill();
+                    removing.await
+                }
+                (Err(_), None) => removing.await,
+            };
             shared.live().remove(&blueprint.name);
             if removed.is_err() {
                 shared.distrust().await;
@@ -250,18 +261,9 @@ impl Control for DockerCell {
                     self.removal = None;
                     removed.unwrap_or_else(|error| Err(error.to_string()))
                 }
-                gone = async {
-                    if timeout(BY_ITSELF, ended.wait_for(Option::is_some)).await.is_ok() {
-                        return true;
-                    }
-                    // A runtime that does not get on with it is not waited for.
-                    if let Some(built) = &self.built {
-                        built.groups.kill();
-                    }
-                    timeout(END, ended.wait_for(Option::is_some)).await.is_ok()
-                } => match gone {
-                    true => Ok(()),
-                    false => Err(format!("it was still there after {END:?}")),
+                gone = timeout(END, ended.wait_for(Option::is_some)) => match gone {
+                    Ok(_) => Ok(()),
+                    Err(_) => Err(format!("it was still there after {END:?}")),
                 },
             };
             match removed {

@@ -2,9 +2,11 @@
 
 use std::fs;
 use std::io;
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
 use casemate_wire::launch::Counters;
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
 /// The directories of one container, by controller; on v2 they are all the same one.
 #[derive(Debug, Clone, Default)]
@@ -26,9 +28,18 @@ impl Groups {
     /// Kills whatever the kernel has in them. Where that is not allowed, it is left to the engine.
     pub(super) fn kill(&self) {
         let Some(dir) = self.pids.as_ref().or(self.memory.as_ref()) else { return };
-        let list = fs::read_to_string(dir.join("cgroup.procs")).unwrap_or_default();
-        for pid in list.lines().filter_map(|line| rustix::process::Pid::from_raw(line.trim().parse().ok()?)) {
-            let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
+        let listed = || -> Vec<Pid> {
+            let list = fs::read_to_string(dir.join("cgroup.procs")).unwrap_or_default();
+            list.lines().filter_map(|line| Pid::from_raw(line.trim().parse().ok()?)).collect()
+        };
+        // Held first, and looked for again: whoever has one of these numbers by now may be somebody else.
+        let held: Vec<(Pid, OwnedFd)> = listed()
+            .into_iter()
+            .filter_map(|pid| Some((pid, pidfd_open(pid, PidfdFlags::empty()).ok()?)))
+            .collect();
+        let still = listed();
+        for (_, process) in held.iter().filter(|(pid, _)| still.contains(pid)) {
+            let _ = pidfd_send_signal(process, Signal::KILL);
         }
     }
 

@@ -23,8 +23,11 @@ pub fn archive(data: &[u8]) {
     }
 }
 
+/// Each with its content.
+type Members = Vec<(Member, Vec<u8>)>;
+
 /// Every member with its content, and whether the archive ended well.
-fn read(input: impl Read) -> (Vec<(Member, Vec<u8>)>, Result<(), String>) {
+fn read(input: impl Read) -> (Members, Result<(), String>) {
     let mut archive = Archive::new(input, LIMITS);
     let mut members = Vec::new();
     let mut total = 0;

@@ -3,6 +3,7 @@
 mod artifacts;
 mod bench;
 mod check;
+mod clients;
 mod docker;
 mod gvisor;
 mod packages;
@@ -18,7 +19,7 @@ usage: cargo xtask COMMAND
   check [--without-advisories | --without-deny]
                              format, lints, dependencies, documentation, then `test`
   test                       every test, as root and as an unprivileged user; installs what they need
-  runtimes                   Python and JavaScript for WASM, and runsc, for tests that are started by hand
+  runtimes                   Python and JavaScript for WASM, runsc, and clients of the service, for tests that are started by hand
   bench [--rounds N | --quick]
                              how fast it is, in turns with bare programs, bubblewrap, runc and docker";
 

@@ -8,7 +8,7 @@ use std::process::Command;
 
 use crate::artifacts::{self, Artifact};
 use crate::shell::{self, Result, heading};
-use crate::{gvisor, packages};
+use crate::{clients, gvisor, packages};
 
 /// What fetches the runtimes' packages. Asked for by program: a Node from elsewhere brings npm with it.
 const FETCHERS: [(&str, &[&str]); 2] =
@@ -29,7 +29,9 @@ pub(crate) fn run() -> Result {
     packages::ensure(&["python3", "nodejs"])?;
     let built = artifacts::build(&["--profile=checks", "--package", "casemate", "--bins"])?;
     let casemate = Artifact::binary(&built, "casemate")?;
-    println!("{}\n{}", ensure(&casemate)?.display(), gvisor::ensure(&casemate)?.display());
+    for place in [ensure(&casemate)?, gvisor::ensure(&casemate)?, clients::ensure()?] {
+        println!("{}", place.display());
+    }
     Ok(())
 }
 

@@ -42,7 +42,7 @@ const SUITE_LIMIT: Duration = Duration::from_secs(15 * 60);
 
 /// Whose suites are run a second time, without privileges, and which of them only root can run.
 const TESTKIT: &str = "casemate-testkit";
-const ROOT_ONLY: &str = "surroundings";
+const ROOT_ONLY: [&str; 2] = ["clients", "surroundings"];
 
 pub(crate) fn run() -> Result {
     let started = Instant::now();
@@ -101,7 +101,7 @@ pub(crate) fn run() -> Result {
 
 /// The same suites, where most of what root can do has to be refused.
 fn unprivileged(built: &Built, user: &TestUser<'_>, docker: &str, report: &mut Report) {
-    let twice = |suite: &&Suite| suite.package == TESTKIT && suite.name != ROOT_ONLY;
+    let twice = |suite: &&Suite| suite.package == TESTKIT && !ROOT_ONLY.contains(&suite.name.as_str());
     for suite in built.suites.iter().filter(twice) {
         let title = suite.title("unprivileged");
         match user.command(&suite.path, &built.casemate) {

@@ -53,6 +53,15 @@ Examples:
 
 An image is a tree of files under $CASEMATE_HOME/images, known by its digest. Cells see it read-only.";
 
+const SERVE_EXAMPLES: &str = "\
+Examples:
+  casemate serve                                   on 127.0.0.1:7070, for programs on this machine
+  curl localhost:7070/v1/executions -H 'content-type: application/json' -d '{\"code\": \"print(6 * 7)\"}'
+  casemate token create --tenant acme              from the first token on, everybody needs one
+  casemate serve --listen 0.0.0.0:7070             refused as long as there is no token
+
+SIGTERM and Ctrl-C stop it: nothing new begins, what runs may end, every cell is gone, every record closed.";
+
 const EVIDENCE_EXAMPLES: &str = "\
 Examples:
   casemate evidence ls
@@ -111,8 +120,71 @@ pub(crate) enum Command {
         #[command(subcommand)]
         command: EvidenceCommand,
     },
+    /// Serve executions and sessions over HTTP, to many tenants
+    #[command(after_help = SERVE_EXAMPLES)]
+    Serve(ServeArgs),
+    /// Make, list and revoke the tokens that clients of `casemate serve` send
+    Token {
+        #[command(subcommand)]
+        command: TokenCommand,
+    },
     /// Print a completion script for a shell
     Completions { shell: Shell },
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ServeArgs {
+    /// Address and port; port 0 takes any that is free [default: 127.0.0.1:7070, unless --socket is given]
+    #[arg(long, value_name = "ADDR")]
+    pub(crate) listen: Option<std::net::SocketAddr>,
+    /// A Unix socket, which only this user may open
+    #[arg(long, value_name = "PATH", value_hint = ValueHint::AnyPath)]
+    pub(crate) socket: Option<PathBuf>,
+    /// Cells at the same time, of all tenants [default: 16 per processor]
+    #[arg(long, value_name = "N", value_parser = at_least_one())]
+    pub(crate) cells: Option<usize>,
+    /// Cells at the same time, of one tenant [default: all]
+    #[arg(long, value_name = "N", value_parser = at_least_one())]
+    pub(crate) cells_per_tenant: Option<usize>,
+    /// Requests of one tenant that may wait for a cell
+    #[arg(long, value_name = "N", default_value = "1024", value_parser = at_least_one())]
+    pub(crate) queue: usize,
+    /// How long what runs may go on after SIGTERM
+    #[arg(long, value_name = "TIME", default_value = "30s")]
+    pub(crate) drain: String,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum TokenCommand {
+    /// Make a token; it is printed alone on the last line, and never again
+    Create {
+        /// On whose behalf
+        #[arg(long, value_name = "TENANT")]
+        tenant: String,
+        /// What it allows: run, receipts, images, metrics; repeat or separate with commas [default: run,receipts]
+        #[arg(long, value_name = "SCOPE", value_delimiter = ',')]
+        scope: Vec<String>,
+        /// How long it is good for, e.g. 12h or 90d [default: until it is revoked]
+        #[arg(long, value_name = "TIME")]
+        expires: Option<String>,
+    },
+    /// List tokens, without their secrets
+    Ls {
+        /// Print one JSON object
+        #[arg(long)]
+        json: bool,
+    },
+    /// Make a token worthless, at once
+    Revoke {
+        /// As `casemate token ls` shows it
+        id: String,
+    },
+}
+
+/// A count of something that there must be.
+fn at_least_one() -> impl clap::builder::TypedValueParser<Value = usize> {
+    use clap::builder::TypedValueParser;
+    clap::value_parser!(u32).range(1..=100_000).map(|count| count as usize)
 }
 
 #[derive(Debug, Args)]

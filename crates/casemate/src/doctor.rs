@@ -25,9 +25,9 @@ use self::scratch::Scratch;
 use crate::exit;
 use crate::failure::Failure;
 use crate::home::PolicyFile;
-use crate::render::json::walls;
 use crate::render::terminal::{Style, columns, one_line};
 use crate::signals::Signals;
+use casemate_service::shape::outcome::walls;
 
 /// A code that nothing returns by accident.
 const PROBE_CODE: i32 = 7;

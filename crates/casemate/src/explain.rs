@@ -6,10 +6,10 @@ use std::path::Path;
 use casemate_core::outcome::Refusal;
 use casemate_core::request::Stdin;
 use casemate_engine::{Ahead, Engine, Explanation};
+use casemate_service::shape::outcome::{ExplainJson, RefusedJson};
 
 use crate::args::RunArgs;
 use crate::failure::Failure;
-use crate::render::json::{ExplainJson, RefusedJson};
 use crate::render::terminal::{Style, columns, one_line};
 use crate::{exit, home, request};
 

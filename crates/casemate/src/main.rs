@@ -15,6 +15,7 @@ mod progress;
 mod render;
 mod request;
 mod run;
+mod serve;
 mod setup;
 mod signals;
 
@@ -58,11 +59,21 @@ fn dispatch(cli: &Cli, early: Option<EarlyLauncher>) -> Result<u8, Failure> {
         Command::Setup { walls, from } => wait_for(setup::setup(walls, from.as_deref(), policy)),
         Command::Image { command } => wait_for(image::image(command)),
         Command::Evidence { command } => evidence::evidence(command),
+        Command::Serve(args) => serve_until_told(args, policy),
+        Command::Token { command } => serve::token(command),
         Command::Completions { shell } => {
             std::io::stdout().write_all(&args::completions(*shell))?;
             Ok(exit::DONE)
         }
     }
+}
+
+/// Unlike the others, it has many things to do at once.
+fn serve_until_told(args: &args::ServeArgs, policy: Option<&std::path::Path>) -> Result<u8, Failure> {
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    let ended = runtime.block_on(serve::serve(args, policy));
+    runtime.shutdown_background();
+    ended
 }
 
 fn wait_for(command: impl Future<Output = Result<u8, Failure>>) -> Result<u8, Failure> {

@@ -1,4 +1,3 @@
-//! How results look to people ([`terminal`]) and to programs ([`json`]).
+//! How results look to people. What programs read is `casemate_service::shape`: the API and `--json` say the same.
 
-pub(crate) mod json;
 pub(crate) mod terminal;

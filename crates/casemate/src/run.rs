@@ -9,6 +9,7 @@ use casemate_core::outcome::{Cause, Outcome, Refusal, Status};
 use casemate_core::request::{GuestPath, Request, Stdin};
 use casemate_core::route::ImageKind;
 use casemate_engine::{Agents, Ahead, EarlyLauncher, Engine, EvidenceError, Executed, Io};
+use casemate_service::shape::outcome::ExecutionJson;
 use tokio::sync::watch;
 
 use crate::args::RunArgs;
@@ -16,7 +17,6 @@ use crate::failure::Failure;
 use crate::files::{self, Landing, Remarks};
 use crate::input::{self, Input};
 use crate::output::{self, Collected, Mode, Output, Wait};
-use crate::render::json::RunJson;
 use crate::render::terminal;
 use crate::signals::Signals;
 use crate::{exit, home, request};
@@ -163,7 +163,7 @@ async fn finish(ran: Ran, args: &RunArgs, signals: &mut Signals) -> Result<u8, F
         Some(_) => exit::NOT_RUN,
     };
     if args.json {
-        print_json(&RunJson::new(executed, collected))?;
+        print_json(&ExecutionJson::new(executed, (collected.stdout, collected.stderr)))?;
     } else {
         explain_end(&executed);
     }
@@ -209,12 +209,12 @@ fn not_opened(args: &RunArgs, failure: Failure) -> Result<u8, Failure> {
         let status = Status::Failed { reason: message.clone() };
         let executed =
             Executed { outcome: Outcome::without_cell("", status), receipt: None, evidence_error: None };
-        print_json(&RunJson::new(executed, Collected::default()))?;
+        print_json(&ExecutionJson::new(executed, Default::default()))?;
     }
     Err(failure)
 }
 
-fn print_json(value: &RunJson) -> Result<(), Failure> {
+fn print_json(value: &ExecutionJson) -> Result<(), Failure> {
     let mut line = serde_json::to_vec(value)?;
     line.push(b'\n');
     let mut stdout = std::io::stdout().lock();

@@ -224,6 +224,10 @@ impl Limits {
         LimitKind::ALL.into_iter().filter_map(|kind| Some((kind, self.get(kind)?)))
     }
 
+    pub(crate) fn set(&mut self, kind: LimitKind, bound: Bound) {
+        self.0[kind as usize] = Some(bound);
+    }
+
     /// Leaves this one unbounded.
     pub(crate) fn lift(&mut self, kind: LimitKind) {
         self.0[kind as usize] = None;

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use crate::limits::{LimitKind, Limits, LimitsDraft};
+use crate::limits::{Bound, LimitKind, Limits, LimitsDraft, Origin};
 use crate::outcome::Refusal;
 use crate::policy::{Durability, Grants, Sharing};
 use crate::request::{Capability, GuestPath, ImageRef, Need, Request, Stdin, Workload};
@@ -57,6 +57,50 @@ impl Plan {
             },
         };
         Ok(Plan { request: Arc::new(request), decision: Arc::new(decision) })
+    }
+
+    /// The plan of something that runs in a session. What was decided about the session holds; a request may only ask for less, and
+    /// only of what is counted for each program by itself.
+    pub fn within(session: &Plan, request: Request) -> Result<Plan, Refusal> {
+        let mut decision = Decision::clone(&session.decision);
+        for (kind, value) in request.limits().iter() {
+            let granted = session.limits().get(kind);
+            match kind {
+                LimitKind::WallTime | LimitKind::Output => {
+                    if let Some(granted) = granted.filter(|granted| value > granted.value) {
+                        let (value, most) = (kind.format(value), kind.format(granted.value));
+                        return Err(Refusal::new(
+                            format!("{kind} {value} is more than the session was granted, {most}"),
+                            "ask for no more than that, or for more when the session is created",
+                        ));
+                    }
+                }
+                _ => {
+                    return Err(Refusal::new(
+                        format!("{kind} is a limit of the whole session"),
+                        "set it when the session is created",
+                    ));
+                }
+            }
+            decision.limits.set(kind, Bound { value, origin: Origin::Request });
+        }
+        let beyond = [
+            (request.tenant() != session.tenant(), "the tenant"),
+            (request.image() != session.image(), "the image"),
+            (!request.needs().is_subset(session.needs()), "what it needs"),
+            (!request.egress().is_empty(), "egress"),
+            (!request.secrets().is_empty(), "secrets"),
+            (!request.capabilities().is_empty(), "capabilities"),
+            (request.deterministic(), "determinism"),
+            (!matches!(request.workload(), Workload::Command { .. } | Workload::Code { .. }), "the workload"),
+        ];
+        match beyond.into_iter().find(|(differs, _)| *differs) {
+            Some((_, what)) => Err(Refusal::new(
+                format!("{what} is decided when a session is created"),
+                "create another session for it",
+            )),
+            None => Ok(Plan { request: Arc::new(request), decision: Arc::new(decision) }),
+        }
     }
 
     /// The same, with a bound on something left out.

@@ -84,9 +84,20 @@ words! {
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Workload {
-    Command { argv: Vec<String> },
-    Code { language: Language, source: CodeSource, args: Vec<String> },
-    Component { component: Component, args: Vec<String> },
+    Command {
+        argv: Vec<String>,
+    },
+    Code {
+        language: Language,
+        source: CodeSource,
+        args: Vec<String>,
+    },
+    Component {
+        component: Component,
+        args: Vec<String>,
+    },
+    /// A cell for programs that are named later ([`crate::plan::Plan::within`]).
+    Session,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -228,6 +239,7 @@ enum WorkloadShape {
     Command,
     Code(Language),
     Component,
+    Session,
 }
 
 impl RequestDraft {
@@ -324,6 +336,7 @@ impl Request {
                 Workload::Command { .. } => WorkloadShape::Command,
                 Workload::Code { language, .. } => WorkloadShape::Code(*language),
                 Workload::Component { .. } => WorkloadShape::Component,
+                Workload::Session => WorkloadShape::Session,
             },
             risk: *risk,
             kind: *kind,

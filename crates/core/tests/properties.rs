@@ -138,7 +138,12 @@ fn any_workload() -> impl Strategy<Value = Workload> {
     let code = |language| Workload::Code { language, source: CodeSource::Inline("1".into()), args: vec![] };
     let component = Component::new("c.wasm", b"\0asm\x01\0\0\0".to_vec()).expect("a module");
     let component = Workload::Component { component, args: vec![] };
-    prop_oneof![Just(command), select(Language::ALL.to_vec()).prop_map(code), Just(component)]
+    prop_oneof![
+        Just(command),
+        select(Language::ALL.to_vec()).prop_map(code),
+        Just(component),
+        Just(Workload::Session)
+    ]
 }
 
 fn any_draft() -> impl Strategy<Value = RequestDraft> {
@@ -349,6 +354,7 @@ proptest! {
                     draft.capabilities = vec![Capability::Clocks];
                     Workload::Component { component, args: vec!["z".to_owned()] }
                 }
+                Workload::Session => Workload::Session,
             };
             draft.cwd = draft.cwd.as_ref().map(|_| "/tmp".to_owned());
             draft.egress.iter_mut().for_each(|rule| *rule = "b.example:80".to_owned());
@@ -372,7 +378,7 @@ proptest! {
         prop_assert!(request.needs().is_subset(&clauses.needs));
         prop_assert!(clauses.images.contains(&ImageKind::of(request.image())));
         match request.workload() {
-            Workload::Command { .. } => prop_assert_eq!(clauses.commands, Support::Yes),
+            Workload::Command { .. } | Workload::Session => prop_assert_eq!(clauses.commands, Support::Yes),
             Workload::Code { language, .. } => prop_assert!(clauses.languages.contains(language)),
             Workload::Component { .. } => prop_assert_eq!(clauses.components, Support::Yes),
         }

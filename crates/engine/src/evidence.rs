@@ -55,7 +55,7 @@ pub(crate) fn request(request: &Request) -> Result<Fragment, EntryError> {
 }
 
 /// What was asked, what was decided, and why nothing else.
-pub(crate) fn opening(asked: &Fragment, plan: &Plan) -> Result<Body, EntryError> {
+pub(crate) fn opening(asked: &Fragment, plan: &Plan, session: Option<&str>) -> Result<Body, EntryError> {
     let bound = |(kind, bound): (LimitKind, Bound)| {
         (kind.name(), DecidedLimit { origin: bound.origin.as_str(), value: bound.value })
     };
@@ -70,7 +70,11 @@ pub(crate) fn opening(asked: &Fragment, plan: &Plan) -> Result<Body, EntryError>
         stack: plan.stack().walls().iter().map(|wall| wall.as_str()).collect(),
         unbounded: plan.unbounded().iter().map(|kind| kind.name()).collect(),
     };
-    Body::members().with("decision", &decision).with_fragment("request", asked).end()
+    let body = Body::members().with("decision", &decision).with_fragment("request", asked);
+    match session {
+        Some(session) => body.with("session", &session).end(),
+        None => body.end(),
+    }
 }
 
 /// How it ended, what stood around it and what it used.
@@ -143,6 +147,7 @@ pub(crate) fn request_digest(request: &Request, asked: &Fragment) -> [u8; 32] {
             part(&component.digest());
             args.iter().for_each(|argument| part(argument.as_bytes()));
         }
+        Workload::Session => {}
     }
     for (name, value) in request.env() {
         part(name.as_bytes());
@@ -186,6 +191,7 @@ fn workload(workload: &Workload) -> AskedWorkload<'_> {
             let component = AskedComponent { bytes: component.bytes().len(), name, sha256 };
             AskedWorkload { kind: "component", component: Some(component), ..arguments(args) }
         }
+        Workload::Session => AskedWorkload { kind: "session", ..AskedWorkload::default() },
     }
 }
 

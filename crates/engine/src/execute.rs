@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use casemate_core::limits::Limits;
-use casemate_core::outcome::{Cause, Outcome, Refusal, Status};
+use casemate_core::outcome::{Outcome, Refusal, Status};
 use casemate_core::plan::{Decision, Plan};
 use casemate_core::policy::{self, Policy};
 use casemate_core::request::{ImageRef, Language, Request, Shape, Stdin};
@@ -22,11 +22,11 @@ use tokio::time::timeout;
 
 use crate::agents::Agents;
 use crate::home::{Home, HomeError};
-use crate::images::{ImageError, Images};
-use crate::io::{Chunk, Io};
+use crate::images::{ImageError, Images, Stored};
+use crate::io::{Chunk, ExecutionId, Io};
 use crate::launcher::{Keeper, Launcher, LauncherError, Waiting};
 use crate::profiles::Here;
-use crate::program::Programs;
+use crate::program::{Identifier, Programs};
 use crate::record::Record;
 use crate::recorder::{Receipt, Store, StoreError};
 use crate::run::{self, Ran, Trouble};
@@ -127,7 +127,7 @@ pub struct Engine {
     gvisor: Gvisor,
     docker: Docker,
     wasm: Wasm,
-    programs: Programs,
+    programs: Arc<Programs>,
     images: Images,
     decisions: Mutex<HashMap<Shape, Arc<Decision>>>,
 }
@@ -231,7 +231,7 @@ impl Engine {
         let images = Images::of(&dir);
         let prepare = || {
             images.sweep()?;
-            Ok((Store::open(&dir, durability)?, Programs::new(&dir)))
+            Ok((Store::open(&dir, durability)?, Arc::new(Programs::new(&dir))))
         };
         let docker = Docker::new(agents.clone(), home.clone(), policy.docker_runtime(), &docker_host);
         let (launcher, (store, programs)) = match begin(&keeper, &home, &docker, prepare).await {
@@ -277,6 +277,11 @@ impl Engine {
             decisions: Mutex::default(),
             home,
         })
+    }
+
+    /// What this process is called in records.
+    pub fn run_id(&self) -> &str {
+        &self.run
     }
 
     /// What each stack can do on this host.
@@ -337,7 +342,7 @@ impl Engine {
     /// Runs one request in a cell of its own: decide, route, plan, record, run, destroy, record.
     pub async fn execute(&self, request: Request, mut io: Io) -> Executed {
         let request = Arc::new(request);
-        let mut record = Record::open(&self.store, &self.run);
+        let mut record = Record::open(&self.store, &self.run, io.id.take().unwrap_or_else(ExecutionId::new));
         let mut ran = Ran::default();
         let output = io.output.clone();
         let ended = async {
@@ -348,7 +353,7 @@ impl Engine {
             // Building an empty cell takes longer than writing the record: they go on at the same time. What is to run
             // in it gets there only after that.
             // From the store, nobody removes it before this block ends.
-            let stored = self.images.of_request(request.image()).map_err(Trouble::Refused)?;
+            let stored = self.image_of(&request).map_err(Trouble::Refused)?;
             let directory = io.image.take();
             let image = stored.as_ref().map(|stored| &stored.dir).or(directory.as_ref());
             let started = self.start(&plan, image.map(AsFd::as_fd)).await;
@@ -360,12 +365,7 @@ impl Engine {
             run::run(cell, &plan, io, &mut ran).await
         }
         .await;
-        let status = match ended {
-            Ok(status) => status,
-            Err(Trouble::Refused(refusal)) => Status::Refused(refusal),
-            Err(Trouble::Failed(reason)) => Status::Failed { reason },
-            Err(Trouble::Cancelled) => Status::Killed { cause: Cause::Cancelled, limit: None, peak: None },
-        };
+        let status = ended.unwrap_or_else(Status::from);
         let undelivered = std::mem::take(&mut ran.undelivered);
         let mut executed = record.close(Some(&request), status, ran);
         let patience = match executed.outcome.status {
@@ -420,7 +420,7 @@ impl Engine {
 
     /// Records a request that was refused before it became valid.
     pub async fn refuse(&self, refusal: Refusal) -> Executed {
-        Record::open(&self.store, &self.run).close(None, Status::Refused(refusal), Ran::default())
+        self.new_record().close(None, Status::Refused(refusal), Ran::default())
     }
 
     /// Waits until every cell is gone and every record durable, then leaves the home. What is left are launchers on their
@@ -445,9 +445,22 @@ impl Engine {
         Ok(Leaving([process_leaving, container_leaving]))
     }
 
+    pub(crate) fn new_record(&self) -> Record {
+        Record::open(&self.store, &self.run, ExecutionId::new())
+    }
+
+    /// Whoever knows which program a request means, if its image is this one.
+    pub(crate) fn identifier(&self, image: Option<Stored>) -> Identifier {
+        Identifier { programs: self.programs.clone(), image }
+    }
+
+    pub(crate) fn image_of(&self, request: &Request) -> Result<Option<Stored>, Refusal> {
+        self.images.of_request(request.image())
+    }
+
     /// What the policy and the profiles make of a request. They do not change, so neither does what they make of the next one
     /// that is like it.
-    fn decide(&self, request: &Request) -> Result<Arc<Decision>, Refusal> {
+    pub(crate) fn decide(&self, request: &Request) -> Result<Arc<Decision>, Refusal> {
         let shape = request.shape();
         let mut decisions = self.decisions.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(decision) = decisions.get(&shape) {
@@ -464,7 +477,7 @@ impl Engine {
     }
 
     /// Asks for a cell.
-    async fn start(&self, plan: &Plan, image: Option<BorrowedFd<'_>>) -> Result<Cell, WallError> {
+    pub(crate) async fn start(&self, plan: &Plan, image: Option<BorrowedFd<'_>>) -> Result<Cell, WallError> {
         if plan.stack().contains(WallName::Wasm) {
             return self.wasm.start(plan, self.outer(plan)).await;
         }
@@ -510,8 +523,8 @@ async fn begin(
     keeper: &Keeper,
     home: &Home,
     docker: &Docker,
-    prepare: impl FnOnce() -> Result<(Store, Programs), OpenError>,
-) -> Result<(Launcher, (Store, Programs)), OpenError> {
+    prepare: impl FnOnce() -> Result<(Store, Arc<Programs>), OpenError>,
+) -> Result<(Launcher, (Store, Arc<Programs>)), OpenError> {
     // Told first, so that it works while we do.
     let (launcher, ours) = tokio::join!(keeper.launcher(), async { (prepare(), home.dead_runs()) });
     let (launcher, (store, programs), dead_runs) = (launcher?, ours.0?, ours.1?);
@@ -580,6 +593,6 @@ async fn deliver(
     Ok(())
 }
 
-fn not_recorded(error: StoreError) -> Trouble {
+pub(crate) fn not_recorded(error: StoreError) -> Trouble {
     Trouble::Failed(EvidenceError::from(&error).to_string())
 }

@@ -63,6 +63,11 @@ impl HomeError {
     }
 }
 
+/// Makes the directory that all state is in, for this user only, if it is not there.
+pub fn make_home(dir: &Path) -> Result<(), HomeError> {
+    private_directory(dir).map_err(HomeError::at("create", dir))
+}
+
 impl Home {
     /// Registers a new run. The caller recovers what [`Home::dead_runs`] finds.
     pub(crate) fn open(dir: &Path) -> Result<Home, HomeError> {

@@ -9,11 +9,36 @@ use std::os::fd::OwnedFd;
 use tokio::io::AsyncRead;
 use tokio::sync::{mpsc, watch};
 
+use casemate_core::evidence::hex;
 pub use casemate_wire::guest::Entry;
+
+/// The name of an execution: 128 random bits.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ExecutionId(String);
+
+impl ExecutionId {
+    #[allow(clippy::new_without_default, reason = "no two are equal")]
+    pub fn new() -> ExecutionId {
+        // The kernel's generator does not fail once it has started; a record without an id would not be written.
+        ExecutionId(crate::sys::random::<16>().map_or_else(|_| String::new(), |bytes| hex(&bytes)))
+    }
+
+    pub(crate) fn into_string(self) -> String {
+        self.0
+    }
+}
+
+impl std::fmt::Display for ExecutionId {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.pad(&self.0)
+    }
+}
 
 /// The attachments of one execution. The default has none: empty input, output thrown away.
 #[derive(Default)]
 pub struct Io {
+    /// What it is to be called, if somebody has to know before it begins.
+    pub id: Option<ExecutionId>,
     /// Required exactly when the request says `Stdin::Provided`.
     pub stdin: Option<Box<dyn AsyncRead + Send + Unpin>>,
     /// Receives output as it comes. A slow receiver slows the payload down, never the deadline.

@@ -3,6 +3,7 @@
 pub mod images;
 pub mod io;
 pub mod recorder;
+pub mod session;
 
 mod agents;
 mod evidence;
@@ -10,6 +11,7 @@ mod execute;
 mod guest;
 mod home;
 mod launcher;
+mod meter;
 mod profiles;
 mod program;
 mod record;
@@ -25,5 +27,5 @@ pub use execute::{
     Ahead, Config, Durability, EarlyLauncher, Engine, EvidenceError, Executed, Explanation, Leaving,
     OpenError,
 };
-pub use home::default_home;
-pub use io::{Chunk, Entry, Input, Io, Outbox, Stream};
+pub use home::{HomeError, default_home, make_home};
+pub use io::{Chunk, Entry, ExecutionId, Input, Io, Outbox, Stream};

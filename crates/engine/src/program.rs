@@ -20,12 +20,27 @@ use casemate_core::stack::Wall;
 use rustix::fs::{Mode, OFlags, ResolveFlags, openat2};
 use sha2::{Digest, Sha256};
 
+use crate::images::Stored;
+
 /// Entries kept on disk; when there are more, the file starts anew.
 const MAX_KEPT: usize = 256;
 
 pub(crate) struct Programs {
     known: Arc<Mutex<HashMap<String, String>>>,
     file: PathBuf,
+}
+
+/// Programs of one image.
+pub(crate) struct Identifier {
+    pub(crate) programs: Arc<Programs>,
+    /// Kept from being removed meanwhile.
+    pub(crate) image: Option<Stored>,
+}
+
+impl Identifier {
+    pub(crate) fn program(&self, plan: &Plan) -> Option<Program> {
+        self.programs.identify(plan, self.image.as_ref().map(|stored| &stored.dir))
+    }
 }
 
 /// A program whose digest is known or being computed.
@@ -55,7 +70,7 @@ impl Programs {
             return None;
         }
         let name = match plan.workload() {
-            Workload::Component { .. } => return None,
+            Workload::Component { .. } | Workload::Session => return None,
             Workload::Command { argv } => argv.first()?.as_str(),
             Workload::Code { language, .. } => match language {
                 Language::Python => "python3",

@@ -2,22 +2,24 @@
 
 use std::sync::Arc;
 
-use casemate_core::evidence::{Event, hex};
+use casemate_core::evidence::Event;
 use casemate_core::outcome::{Cause, Outcome, Status};
 use casemate_core::plan::Plan;
 use casemate_core::request::Request;
 
 use crate::evidence;
 use crate::execute::{EvidenceError, Executed};
+use crate::io::ExecutionId;
 use crate::program::Program;
 use crate::recorder::{Receipt, Store, StoreError};
 use crate::run::Ran;
-use crate::sys;
 
 pub(crate) struct Record {
     store: Arc<Store>,
     run: String,
     id: String,
+    /// The session that it is a part of.
+    session: Option<String>,
     planned: Option<Planned>,
     closed: bool,
 }
@@ -33,8 +35,20 @@ struct Planned {
 
 impl Record {
     /// Names the execution.
-    pub(crate) fn open(store: &Arc<Store>, run: &str) -> Record {
-        Record { store: store.clone(), run: run.to_owned(), id: random_id(), planned: None, closed: false }
+    pub(crate) fn open(store: &Arc<Store>, run: &str, id: ExecutionId) -> Record {
+        let (store, run) = (store.clone(), run.to_owned());
+        Record { store, run, id: id.into_string(), session: None, planned: None, closed: false }
+    }
+
+    /// Names something that happens in a session.
+    pub(crate) fn within(&self) -> Record {
+        let mut record = Record::open(&self.store, &self.run, ExecutionId::new());
+        record.session = Some(self.id.clone());
+        record
+    }
+
+    pub(crate) fn id(&self) -> &str {
+        &self.id
     }
 
     /// Writes the opening record: from here on, something may run.
@@ -47,7 +61,7 @@ impl Record {
         let asked = evidence::request(request)?;
         let request_digest = evidence::request_digest(request, &asked);
         let subjects = evidence::subjects(request_digest, &Default::default());
-        let body = evidence::opening(&asked, plan)?;
+        let body = evidence::opening(&asked, plan, self.session.as_deref())?;
         self.store.append(Event::Opened, &self.id, &self.run, &subjects, &body)?;
         self.planned = Some(Planned {
             request_digest,
@@ -124,10 +138,4 @@ impl Drop for Record {
                 self.write_closing(None, &Outcome::without_cell(self.id.clone(), status), &Ran::default());
         }
     }
-}
-
-/// 128 random bits.
-fn random_id() -> String {
-    // The kernel's generator does not fail once it has started; a record without an id would not be written.
-    sys::random::<16>().map_or_else(|_| String::new(), |bytes| hex(&bytes))
 }

@@ -76,12 +76,34 @@ impl Timings {
     }
 }
 
+/// The numbers of a payload and its streams.
+#[derive(Clone, Copy)]
+pub(crate) struct Streams {
+    pub(crate) exec: u32,
+    pub(crate) stdin: u32,
+    pub(crate) stdout: u32,
+    pub(crate) stderr: u32,
+}
+
+/// Those of the only one in a cell.
+const ONLY: Streams = Streams { exec: EXEC, stdin: STDIN, stdout: STDOUT, stderr: STDERR };
+
 /// Why an execution has no exit status.
 pub(crate) enum Trouble {
     Refused(Refusal),
     Failed(String),
     /// The caller lost interest before the payload began.
     Cancelled,
+}
+
+impl From<Trouble> for Status {
+    fn from(trouble: Trouble) -> Status {
+        match trouble {
+            Trouble::Refused(refusal) => Status::Refused(refusal),
+            Trouble::Failed(reason) => Status::Failed { reason },
+            Trouble::Cancelled => Status::Killed { cause: Cause::Cancelled, limit: None, peak: None },
+        }
+    }
 }
 
 impl From<WallError> for Trouble {
@@ -167,7 +189,7 @@ async fn begin_program(
     Ok(early)
 }
 
-fn configure(cell: &mut Cell) {
+pub(crate) fn configure(cell: &mut Cell) {
     if let (Job::Program { config, .. }, Channel::Guest(channel)) = (&cell.job, &mut cell.channel) {
         channel.tell(&ToGuest::Configure(config.clone()));
     }
@@ -206,9 +228,53 @@ async fn start(cell: &mut Cell, plan: &Plan, stdin: bool) -> Result<(Begun, Vec<
     let (Job::Program { attached, .. }, Channel::Guest(channel)) = (&cell.job, &mut cell.channel) else {
         return Err(Trouble::Failed("this cell has no guest".into()));
     };
-    channel.tell(&ToGuest::Exec(exec(plan, &cell.places, *attached, stdin)));
+    channel.tell(&ToGuest::Exec(exec(plan, &cell.places, *attached, stdin, ONLY)));
     channel.flush().map_err(ChannelError::from)?;
     let_go(channel, cell.control.as_mut(), &cell.hold).await
+}
+
+/// Waits until somebody has looked at the first payload of a cell and let it go. What the guest says meanwhile is kept, also that the
+/// payload came to nothing afterwards.
+pub(crate) async fn pass_gate(
+    channel: &mut Channel,
+    control: &mut dyn Control,
+    hold: &Hold,
+    exec: u32,
+) -> Result<(Begun, Vec<Event>), Trouble> {
+    let Channel::Guest(channel) = channel else {
+        return Err(Trouble::Failed("this cell has no guest".into()));
+    };
+    channel.flush().map_err(ChannelError::from)?;
+    let mut running = control.proceed();
+    let mut early = Vec::new();
+    loop {
+        tokio::select! {
+            biased;
+            begun = &mut running => {
+                let begun = match begun {
+                    Ok(begun) => begun,
+                    Err(error) => return Err(told_by_guest(channel).await.unwrap_or_else(|| error.into())),
+                };
+                if let Hold::Guest(_) = hold {
+                    channel.tell(&ToGuest::Proceed { exec });
+                    channel.flush().map_err(ChannelError::from)?;
+                }
+                return Ok((begun, early));
+            }
+            event = channel.next() => match event? {
+                Event::Message(ToHost::Held { exec: of, .. }) if of == exec => {
+                    if let Hold::Guest(held) = hold {
+                        held.notify_one();
+                    }
+                }
+                Event::Closed => return match timeout(LAST_EXPLANATION, &mut running).await {
+                    Ok(Err(error)) => Err(error.into()),
+                    _ => Err(Trouble::Failed("the guest ended before the program began".into())),
+                },
+                event => early.push(event),
+            },
+        }
+    }
 }
 
 /// Waits until the payload runs, or somebody says why it does not. What a quick one sends before is kept.
@@ -292,6 +358,10 @@ pub(crate) fn exec_failed(step: &str, errno: i32) -> Trouble {
             "the arguments are too long for the kernel",
             "put the data into a file (--in) or on standard input",
         )),
+        ("terminal", _) => Trouble::Refused(Refusal::new(
+            format!("there are no terminals in this cell ({error})"),
+            "do without one: what it writes to standard output and standard error comes as it is",
+        )),
         ("working directory", _) => Trouble::Refused(Refusal::new(
             format!("the working directory cannot be entered ({error})"),
             "--cwd must name a directory in the cell, e.g. /work",
@@ -300,7 +370,7 @@ pub(crate) fn exec_failed(step: &str, errno: i32) -> Trouble {
     }
 }
 
-fn exec(plan: &Plan, places: &Places, attached: Attached, stdin: bool) -> Exec {
+pub(crate) fn exec(plan: &Plan, places: &Places, attached: Attached, stdin: bool, streams: Streams) -> Exec {
     let mut env = vec![
         ("PATH".to_owned(), "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin".to_owned()),
         ("HOME".to_owned(), places.work.clone()),
@@ -311,7 +381,7 @@ fn exec(plan: &Plan, places: &Places, attached: Attached, stdin: bool) -> Exec {
         env.push((key.clone(), value.clone()));
     }
     Exec {
-        id: EXEC,
+        id: streams.exec,
         program: match attached {
             Attached::Nothing => Executable::Named,
             Attached::Program | Attached::ProgramAndLine => Executable::Attached,
@@ -321,12 +391,14 @@ fn exec(plan: &Plan, places: &Places, attached: Attached, stdin: bool) -> Exec {
         cwd: plan.cwd().map_or_else(|| places.work.clone(), |cwd| places.resolve(cwd)),
         stdin: match (attached, stdin) {
             (Attached::ProgramAndLine, _) => Input::Line,
-            (_, true) => Input::Stream(STDIN),
+            (_, true) => Input::Stream(streams.stdin),
             (_, false) => Input::Nothing,
         },
-        stdout: STDOUT,
-        stderr: STDERR,
+        stdout: streams.stdout,
+        stderr: streams.stderr,
         max_output: plan.limits().get(LimitKind::Output).map_or(0, |bound| bound.value),
+        terminal: None,
+        announce: false,
     }
 }
 
@@ -335,6 +407,7 @@ fn argv(plan: &Plan, places: &Places) -> Vec<String> {
         Workload::Command { argv } => argv.clone(),
         // Never run by a guest.
         Workload::Component { args, .. } => args.clone(),
+        Workload::Session => Vec::new(),
         Workload::Code { language, source, args } => {
             let (interpreter, inline) = match language {
                 Language::Python => ("python3", "-c"),

@@ -229,7 +229,7 @@ fn finish_file(current: &mut Option<(String, u64, Sha256)>, ran: &mut Ran) -> Re
 }
 
 /// Names come from the guest: relative, plain components, nothing that could leave the caller's directory.
-fn check_relative(path: &str) -> Result<(), Trouble> {
+pub(crate) fn check_relative(path: &str) -> Result<(), Trouble> {
     let plain = |part: &str| !part.is_empty() && part != "." && part != ".." && !part.contains('\0');
     if path.is_empty() || (path.len() <= 4096 && path.split('/').all(plain)) {
         return Ok(());

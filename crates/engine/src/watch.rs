@@ -5,11 +5,10 @@ use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use casemate_core::limits::LimitKind;
-use casemate_core::outcome::{Cause, LimitHit, Status};
+use casemate_core::outcome::{Cause, Status};
 use casemate_core::plan::Plan;
 use casemate_wire::frame::{Body, ReceiveWindow, SendWindow};
-use casemate_wire::guest::{Discarded, Inside, ProcessUsage, ToGuest, ToHost, WaitStatus};
-use casemate_wire::launch::Counters;
+use casemate_wire::guest::{Discarded, ProcessUsage, ToGuest, ToHost, WaitStatus};
 use casemate_wire::worker::Stop;
 use sha2::{Digest, Sha256};
 use tokio::io::AsyncReadExt;
@@ -17,17 +16,16 @@ use tokio::time::{sleep_until, timeout, timeout_at};
 
 use crate::guest::{Channel, ChannelError, Event};
 use crate::io::{Chunk, Io, Stream};
+use crate::meter::{self, Meter};
 use crate::run::{EXEC, Ran, STDERR, STDIN, STDOUT, Trouble, exec_failed, killed};
 use crate::transfer;
-use crate::wall::{Cell, Gauges};
+use crate::wall::Cell;
 
 /// How long a killed cell's last words are waited for.
 const LAST_WORDS: Duration = Duration::from_millis(250);
 /// Counters are read often at first, when most limits are hit, then at a steady pace.
 const FIRST_LOOK: Duration = Duration::from_millis(5);
 const STEADY_LOOK: Duration = Duration::from_millis(40);
-/// What a kernel in the cell may take for what its payload does, besides an eighth of what that may have.
-const SLACK: u64 = 8 << 20;
 /// A guest that is asked works in the payload's own time, so a short one is left alone, and others are asked less and less often.
 const FIRST_QUESTION: Duration = Duration::from_millis(20);
 const STEADY_QUESTION: Duration = Duration::from_millis(640);
@@ -47,7 +45,7 @@ pub(crate) struct Watch<'a> {
     io: &'a mut Io,
     ran: &'a mut Ran,
     started: Instant,
-    peaks: Counters,
+    meter: Meter,
     input: Input,
     outputs: [Output; 2],
     /// Output that the receiver has not taken yet; bounded by the streams' windows.
@@ -56,10 +54,6 @@ pub(crate) struct Watch<'a> {
     cut: bool,
     /// The guest has a question to answer.
     asked: bool,
-    disk_seen_outside: bool,
-    /// Of several writable file systems, one has no room left.
-    disk_full: bool,
-    inodes_used_up: bool,
 }
 
 struct Input {
@@ -86,22 +80,18 @@ impl<'a> Watch<'a> {
             io,
             ran,
             started: Instant::now(),
-            peaks: Counters::default(),
+            meter: Meter::default(),
             input: Input { window: SendWindow::default(), digest: Sha256::new(), open, any: open },
             outputs: [output(STDOUT, Stream::Stdout), output(STDERR, Stream::Stderr)],
             pending: VecDeque::new(),
             received: 0,
             cut: false,
             asked: false,
-            disk_seen_outside: false,
-            disk_full: false,
-            inodes_used_up: false,
         }
     }
 
     fn limit(&self, kind: LimitKind) -> Option<u64> {
-        let bound = self.plan.limits().get(kind)?;
-        (!self.plan.unbounded().contains(&kind)).then_some(bound.value)
+        meter::limit(self.plan, kind)
     }
 
     /// Until the payload ends or has to be ended. `early` is what it has sent already.
@@ -120,7 +110,7 @@ impl<'a> Watch<'a> {
         let mut next_question = tokio::time::Instant::now() + question;
         if cell.gauges.need_the_guest() {
             // The payload itself, before anybody has counted.
-            self.peaks.pids_peak = Some(1);
+            self.meter.peaks.pids_peak = Some(1);
         }
         let mut cancel = self.io.cancel.take();
         let mut stdin = self.io.stdin.take();
@@ -151,7 +141,7 @@ impl<'a> Watch<'a> {
                     }
                     let Ok(counters) = timeout_at(deadline, cell.control.measure()).await else { continue };
                     let counters = counters?;
-                    if let Some(cause) = self.judge(&counters, cell.gauges) {
+                    if let Some(cause) = self.meter.judge(self.plan, &counters, cell.gauges) {
                         return Ok(Ended::Limit(cause));
                     }
                     pace = (pace * 2).min(STEADY_LOOK);
@@ -178,12 +168,15 @@ impl<'a> Watch<'a> {
             }
             // Said while its payload was let go already.
             Event::Message(ToHost::Hello { version: casemate_wire::PROTOCOL_VERSION }) => {}
-            Event::Message(ToHost::Measured(inside)) => self.look_inside(&inside),
+            Event::Message(ToHost::Measured(inside)) => {
+                self.asked = false;
+                self.meter.look_inside(&inside);
+            }
             // A stream that the payload closed; its end is told by the exit.
             Event::End { stream: STDOUT | STDERR } => {}
             Event::Message(ToHost::OutputCut { exec: EXEC }) => self.cut = true,
             Event::Message(ToHost::HandlesSpent { exec: EXEC }) => {
-                self.peaks.open_files = self.limit(LimitKind::OpenFiles);
+                self.meter.peaks.open_files = self.limit(LimitKind::OpenFiles);
             }
             Event::Message(ToHost::Exited { exec: EXEC, status, usage, discarded }) => {
                 return Ok(Some(Ended::ByItself(status, usage, discarded)));
@@ -244,48 +237,6 @@ impl<'a> Watch<'a> {
         }
     }
 
-    /// Remembers what the guest sees. None of it kills.
-    fn look_inside(&mut self, now: &Inside) {
-        self.asked = false;
-        let peaks = &mut self.peaks;
-        peaks.pids_peak = peaks.pids_peak.max(Some(now.threads));
-        peaks.open_files = peaks.open_files.max(now.open_files);
-        // Where the host sees the disk, it sees it better.
-        if !self.disk_seen_outside {
-            peaks.disk_bytes = peaks.disk_bytes.max(Some(now.disk_bytes));
-            peaks.inodes = peaks.inodes.max(Some(now.inodes));
-            self.disk_full |= now.disk_is_full;
-            self.inodes_used_up |= now.inodes_are_used_up;
-        }
-    }
-
-    /// Remembers peaks and says whether a limit that kills was passed.
-    fn judge(&mut self, now: &Counters, gauges: Gauges) -> Option<Cause> {
-        self.disk_seen_outside |= now.disk_bytes.is_some();
-        let peaks = &mut self.peaks;
-        peaks.cpu_micros = peaks.cpu_micros.max(now.cpu_micros);
-        peaks.memory_peak_bytes = peaks.memory_peak_bytes.max(now.memory_peak_bytes);
-        peaks.oom_kills = peaks.oom_kills.max(now.oom_kills);
-        peaks.pids_peak = peaks.pids_peak.max(now.pids_peak);
-        peaks.pids_denied = peaks.pids_denied.max(now.pids_denied);
-        peaks.disk_bytes = peaks.disk_bytes.max(now.disk_bytes);
-        peaks.inodes = peaks.inodes.max(now.inodes);
-        peaks.open_files = peaks.open_files.max(now.open_files);
-        if self.peaks.oom_kills.is_some_and(|kills| kills > 0) {
-            return Some(Cause::Memory);
-        }
-        // Where a kernel of its own is in the cell, the group has room for that, too, and does not see to the payload's limit. (On
-        // other walls whose guest is asked, the group does, and this is never reached.)
-        if gauges.need_the_guest()
-            && let Some((limit, peak)) = self.limit(LimitKind::Memory).zip(self.peaks.memory_peak_bytes)
-            && peak > limit.saturating_add(SLACK + limit / 8)
-        {
-            return Some(Cause::Memory);
-        }
-        let cpu_limit = self.limit(LimitKind::CpuTime)?;
-        (self.peaks.cpu_micros? > cpu_limit * 1000).then_some(Cause::CpuTime)
-    }
-
     /// Ends the cell and draws the balance.
     pub(crate) async fn close(
         mut self,
@@ -308,10 +259,10 @@ impl<'a> Watch<'a> {
         // Delivered once the record is closed: a slow receiver must not keep it open.
         self.ran.undelivered = std::mem::take(&mut self.pending).into();
         let counters = counters?;
-        let verdict = self.judge(&counters, cell.gauges);
+        let verdict = self.meter.judge(self.plan, &counters, cell.gauges);
         let status = match ended? {
             Ended::Limit(cause) => killed(self.plan, cause, self.peak_of(cause)),
-            _ if self.peaks.oom_kills.is_some_and(|kills| kills > 0) => {
+            _ if self.meter.ran_out_of_memory() => {
                 killed(self.plan, Cause::Memory, self.peak_of(Cause::Memory))
             }
             Ended::ByItself(status, usage, discarded) => {
@@ -349,45 +300,13 @@ impl<'a> Watch<'a> {
     }
 
     fn peak_of(&self, cause: Cause) -> Option<u64> {
-        match cause {
-            Cause::WallTime => self.ran.usage.wall.map(|wall| wall.as_millis() as u64),
-            Cause::CpuTime => self.peaks.cpu_micros.map(|micros| micros / 1000),
-            Cause::Memory => self.peaks.memory_peak_bytes,
-            _ => None,
-        }
+        self.meter.peak_of(cause, self.ran.usage.wall)
     }
 
     /// Usage and the limits that made calls fail.
     fn balance(&mut self) {
-        let usage = &mut self.ran.usage;
-        usage.cpu = self.peaks.cpu_micros.map(Duration::from_micros).or(usage.cpu);
-        usage.memory_peak = self.peaks.memory_peak_bytes.or(usage.memory_peak);
-        usage.disk_bytes = self.peaks.disk_bytes;
-        usage.pids_peak = self.peaks.pids_peak;
-        let page = 4096;
-        let denied = self.peaks.pids_denied.is_some_and(|times| times > 0);
-        let reached = [
-            (LimitKind::Pids, self.peaks.pids_peak, if denied { u64::MAX } else { 0 }),
-            // The last page may stay free when a block of several did not fit.
-            (LimitKind::Disk, self.peaks.disk_bytes, page),
-            (LimitKind::Inodes, self.peaks.inodes, 0),
-            (LimitKind::OpenFiles, self.peaks.open_files, 0),
-            (LimitKind::Output, Some(self.received), if self.cut { u64::MAX } else { 0 }),
-        ];
-        for (kind, peak, slack) in reached {
-            let Some((limit, peak)) = self.limit(kind).zip(peak) else { continue };
-            let hit = match kind {
-                // Output exactly at the limit was not cut, and with a cgroup a full house is not yet a refusal.
-                LimitKind::Output => self.cut,
-                LimitKind::Pids if self.peaks.pids_denied.is_some() => denied,
-                LimitKind::Disk if self.disk_full => true,
-                LimitKind::Inodes if self.inodes_used_up => true,
-                _ => peak.saturating_add(slack) >= limit,
-            };
-            if hit {
-                self.ran.limits_hit.push(LimitHit { kind, limit, peak: Some(peak) });
-            }
-        }
+        self.meter.fill(&mut self.ran.usage);
+        self.ran.limits_hit.extend(self.meter.limits_hit(self.plan, (self.received, self.cut)));
         if self.input.any {
             self.ran.digests.add("stdin", std::mem::take(&mut self.input.digest));
         }
@@ -402,7 +321,7 @@ impl<'a> Watch<'a> {
         let listen = async {
             while let Ok(event) = channel.next().await {
                 match event {
-                    Event::Message(ToHost::Measured(inside)) => return self.look_inside(&inside),
+                    Event::Message(ToHost::Measured(inside)) => return self.meter.look_inside(&inside),
                     Event::Closed => return,
                     _ => {}
                 }

@@ -57,6 +57,11 @@ impl Confinement {
         }
     }
 
+    /// Whom what is made for a payload belongs to, if not to the guest itself.
+    pub(crate) fn owner(&self) -> Option<u32> {
+        self.payload_id
+    }
+
     /// Confines the calling process for good. The filter comes last: it denies much of what precedes it.
     pub(crate) fn apply(&self) -> Result<(), Step> {
         for &(resource, value) in self.rlimits.iter().filter(|_| stands("rlimits")) {
@@ -95,8 +100,9 @@ impl Confinement {
             // Without namespaces of its own, a payload must not signal or reach anything outside of its domain. Where Landlock
             // cannot see to that, this fails.
             true => Scope::Everything,
-            // Where only one id can be mapped, nothing else keeps a payload from signalling the guest.
-            false if abi >= 6 => Scope::Signals,
+            // Where only one id can be mapped, nothing else keeps a payload from signalling the guest. Elsewhere payloads of one
+            // cell may signal each other: they are of one mind.
+            false if abi >= 6 && self.payload_id.is_none() => Scope::Signals,
             false => Scope::Files,
         };
         let ruleset = Ruleset::new(abi, scope)?;

@@ -43,7 +43,7 @@ impl Roots {
         Ok(())
     }
 
-    fn hand_over_directory(&self, parent: &OwnedFd, name: &str) -> io::Result<()> {
+    pub(crate) fn hand_over_directory(&self, parent: &OwnedFd, name: &str) -> io::Result<()> {
         if self.rights == FileRights::Payload {
             return Ok(());
         }
@@ -52,7 +52,7 @@ impl Roots {
     }
 
     /// The root above `path` and the rest of it, `.` for the root itself.
-    fn find<'a>(&self, path: &'a str) -> io::Result<(&OwnedFd, &'a str)> {
+    pub(crate) fn find<'a>(&self, path: &'a str) -> io::Result<(&OwnedFd, &'a str)> {
         for (root, fd) in &self.roots {
             match path.strip_prefix(root.as_str()) {
                 Some("" | "/") => return Ok((fd, ".")),
@@ -148,7 +148,7 @@ pub(crate) struct Get {
 }
 
 /// Deep trees hold one descriptor per level.
-const MAX_DEPTH: usize = 64;
+pub(crate) const MAX_DEPTH: usize = 64;
 
 impl Get {
     pub(crate) fn begin(

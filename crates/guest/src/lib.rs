@@ -19,8 +19,12 @@ mod confine;
 mod files;
 pub mod landlock;
 mod measure;
+mod pause;
 mod process;
 mod sys;
+mod terminal;
+mod tree;
+mod watch;
 #[cfg(feature = "weaken")]
 pub mod weaken;
 
@@ -34,7 +38,7 @@ use casemate_bare::process::{Disposition, dispose};
 use casemate_bare::{files as small_files, io};
 use casemate_wire::PROTOCOL_VERSION;
 use casemate_wire::frame::{Body, MAX_PAYLOAD};
-use casemate_wire::guest::{Config, Landlock, ToGuest, ToHost};
+use casemate_wire::guest::{Config, Exec, FileRequest, Landlock, ToGuest, ToHost};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::fs::{Mode, OFlags};
@@ -46,6 +50,8 @@ use crate::files::{Get, Put, Roots};
 use crate::measure::Threads;
 use crate::process::{Process, Wake};
 use crate::sys::FileRights;
+use crate::tree::List;
+use crate::watch::Watches;
 
 /// The descriptor that leads to the engine.
 const CHANNEL: i32 = 3;
@@ -63,10 +69,14 @@ struct Guest {
     processes: Vec<Process>,
     puts: Vec<Put>,
     gets: Vec<Get>,
+    lists: Vec<List>,
+    watches: Watches,
     gate: Option<Gate>,
     attached: Attached,
     /// Whether a payload has passed the gate, if there is one: no other runs before somebody has looked at one from outside.
     passed: bool,
+    /// What came before that.
+    postponed: Vec<Exec>,
     /// In a kernel that is the cell's own.
     threads: Option<Threads>,
     /// For output on its way from a pipe to the channel.
@@ -181,6 +191,7 @@ pub fn landlock_abi() -> u32 {
 enum Source {
     Channel,
     Children,
+    Changes,
     Process(usize, Wake),
 }
 
@@ -201,7 +212,10 @@ impl Guest {
             processes: Vec::new(),
             puts: Vec::new(),
             gets: Vec::new(),
+            lists: Vec::new(),
+            watches: Watches::default(),
             passed: gate.is_none(),
+            postponed: Vec::new(),
             threads: None,
             gate,
             attached: Attached::inherited(attached)?,
@@ -231,7 +245,7 @@ impl Guest {
             threads.count();
         }
         let room = self.channel.has_room();
-        let busy = room && self.gets.iter().any(Get::can_go_on);
+        let busy = room && (self.gets.iter().any(Get::can_go_on) || !self.lists.is_empty());
         for (source, flags) in self.wait(room, busy)? {
             match source {
                 Source::Channel if flags.contains(PollFlags::IN) => {
@@ -243,6 +257,7 @@ impl Guest {
                 Source::Channel if flags.intersects(PollFlags::HUP | PollFlags::ERR) => return Ok(false),
                 Source::Channel => {}
                 Source::Children => sys::drain_events(&self.events),
+                Source::Changes => self.watches.tell(&mut self.channel),
                 Source::Process(index, wake) => {
                     self.processes[index].wake(wake, &mut self.channel, &mut self.buffer);
                 }
@@ -254,10 +269,16 @@ impl Guest {
             }
         }
         self.passed |= self.processes.iter().any(Process::has_passed);
+        if !self.postponed.is_empty() && (self.passed || !self.processes.iter().any(Process::may_pass)) {
+            for exec in core::mem::take(&mut self.postponed) {
+                self.exec(exec)?;
+            }
+        }
         let channel = &mut self.channel;
         self.processes.retain_mut(|process| !process.finished(channel));
         if room {
             self.gets.retain_mut(|get| !get_on(get, channel));
+            self.lists.retain_mut(|list| !list_on(list, channel));
         }
         Ok(true)
     }
@@ -268,6 +289,11 @@ impl Guest {
         for (fd, flags) in self.channel.wakes() {
             fds.push(PollFd::from_borrowed_fd(fd, flags));
             sources.push(Source::Channel);
+        }
+        // Changes that cannot be told now are kept by the kernel, which says when it had to drop some.
+        if let Some(changes) = self.watches.events().filter(|_| room) {
+            fds.push(PollFd::from_borrowed_fd(changes, PollFlags::IN));
+            sources.push(Source::Changes);
         }
         for (index, process) in self.processes.iter().enumerate() {
             for (fd, wake) in process.wakes(room) {
@@ -313,30 +339,13 @@ impl Guest {
     fn handle(&mut self, message: ToGuest) -> io::Result<()> {
         match message {
             ToGuest::Configure(config) => self.configure(&config)?,
-            ToGuest::Exec(exec) => {
-                let failed =
-                    |step: &str, errno| ToHost::ExecFailed { exec: exec.id, step: step.into(), errno };
-                let Some((confinement, _)) = &self.setup else {
-                    return Err(io::Error::other("exec before configure"));
-                };
-                if self.processes.len() >= MAX_ACTIVE {
-                    self.channel.tell(&failed("too many processes", libc::EAGAIN));
-                    return Ok(());
-                }
-                if self.gate.is_none() && !self.passed {
-                    self.channel.tell(&failed("the gate", libc::ECANCELED));
-                    return Ok(());
-                }
-                match Process::spawn(&exec, confinement, self.gate.take(), &mut self.attached) {
-                    Ok(process) => self.processes.push(process),
-                    Err(step) => {
-                        let errno = step.error.raw_os_error().unwrap_or(libc::EIO);
-                        self.channel.tell(&failed(step.name, errno));
-                    }
-                }
-            }
+            ToGuest::Exec(exec) => self.exec(exec)?,
             ToGuest::Proceed { exec } => self.with_process(exec, Process::proceed),
             ToGuest::Signal { exec, signal } => self.with_process(exec, |process| process.signal(signal)),
+            ToGuest::Resize { exec, size } => self.with_process(exec, |process| process.resize(size)),
+            ToGuest::Files { id, request } => self.handle_files(id, request),
+            ToGuest::Pause { id } => self.answer(id, "pause", pause::pause()),
+            ToGuest::Resume { id } => self.answer(id, "resume", pause::resume()),
             ToGuest::Measure => {
                 let mut inside = measure::inside(self.roots()?.paths());
                 if let Some(threads) = &self.threads {
@@ -363,6 +372,89 @@ impl Guest {
             }
         }
         Ok(())
+    }
+
+    /// Starts a program, or lets it wait until the first one has passed the gate.
+    fn exec(&mut self, exec: Exec) -> io::Result<()> {
+        let failed = |step: &str, errno| ToHost::ExecFailed { exec: exec.id, step: step.into(), errno };
+        let Some((confinement, _)) = &self.setup else {
+            return Err(io::Error::other("exec before configure"));
+        };
+        if self.processes.len() + self.postponed.len() >= MAX_ACTIVE {
+            self.channel.tell(&failed("too many processes", libc::EAGAIN));
+            return Ok(());
+        }
+        if self.gate.is_none() && !self.passed {
+            match self.processes.iter().any(Process::may_pass) {
+                true => self.postponed.push(exec),
+                false => self.channel.tell(&failed("the gate", libc::ECANCELED)),
+            }
+            return Ok(());
+        }
+        // Before the gate is taken, which can be passed only once.
+        let terminal = exec.terminal.map(|size| terminal::open(size, confinement.owner()));
+        let terminal = match terminal.transpose() {
+            Ok(terminal) => terminal,
+            Err(error) => {
+                let errno = error.raw_os_error().unwrap_or(libc::EIO);
+                self.channel.tell(&failed("terminal", errno));
+                return Ok(());
+            }
+        };
+        match Process::spawn(&exec, confinement, self.gate.take(), &mut self.attached, terminal) {
+            Ok(process) => {
+                if exec.announce {
+                    self.channel.tell(&ToHost::Started { exec: exec.id, pid: process.pid as u32 });
+                }
+                self.processes.push(process);
+            }
+            Err(step) => {
+                let errno = step.error.raw_os_error().unwrap_or(libc::EIO);
+                self.channel.tell(&failed(step.name, errno));
+            }
+        }
+        Ok(())
+    }
+
+    fn handle_files(&mut self, id: u32, request: FileRequest) {
+        let Some((_, roots)) = &self.setup else {
+            return self.answer(id, "files", Err(io::Error::from_raw_os_error(libc::EINVAL)));
+        };
+        let channel = &mut self.channel;
+        let done = match &request {
+            FileRequest::List { path, depth, max_entries } => {
+                let bounds = (*depth, *max_entries);
+                if self.lists.len() >= MAX_ACTIVE {
+                    Err(io::Error::from_raw_os_error(libc::EAGAIN))
+                } else {
+                    match List::begin(roots, id, path, bounds, channel) {
+                        // Answered when all was told.
+                        Ok(list) => return self.lists.push(list),
+                        Err(error) => Err(error),
+                    }
+                }
+            }
+            FileRequest::MakeDirectory { path } => tree::make_directory(roots, path).map(|made| {
+                if let Some(info) = made {
+                    channel.tell(&ToHost::Found { id, path: "".into(), info });
+                }
+            }),
+            FileRequest::Rename { from, to } => tree::rename(roots, from, to),
+            FileRequest::Remove { path } => tree::remove(roots, path),
+            FileRequest::Watch { path, recursive } => self.watches.add(roots, id, path, *recursive),
+            FileRequest::Unwatch { watch } => {
+                self.watches.remove(*watch);
+                Ok(())
+            }
+        };
+        self.answer(id, "files", done);
+    }
+
+    fn answer(&mut self, id: u32, step: &str, done: io::Result<()>) {
+        match done {
+            Ok(()) => self.channel.tell(&ToHost::FilesDone { id }),
+            Err(error) => self.fail_transfer(id, step, &error),
+        }
     }
 
     fn configure(&mut self, config: &Config) -> io::Result<()> {
@@ -477,6 +569,20 @@ fn get_on(get: &mut Get, channel: &mut Channel) -> bool {
             true
         }
     }
+}
+
+/// Tells of one more file; `true` when it is over.
+fn list_on(list: &mut List, channel: &mut Channel) -> bool {
+    let id = list.id;
+    match list.go_on(channel) {
+        Ok(false) => return false,
+        Ok(true) => channel.tell(&ToHost::FilesDone { id }),
+        Err(error) => {
+            let errno = error.raw_os_error().unwrap_or(libc::EIO);
+            channel.tell(&ToHost::TransferFailed { id, step: "list".into(), errno });
+        }
+    }
+    true
 }
 
 /// As PID 1, ending is enough: the kernel takes the rest. Elsewhere everything below has to be stopped, then killed.

@@ -5,6 +5,11 @@
 //!               ├──(confined, at a gate: let go from outside)──> Running
 //!               └──(a step failed)──> reported as failed
 //! ```
+//! What a process says of itself until it executes something, on a pipe that closes then:
+//! ```text
+//! HELD (unless it waits at a gate) ──> PASSED ──> FAILED, errno, step
+//!                └─────────────────────────────────^
+//! ```
 
 use alloc::ffi::CString;
 use alloc::format;
@@ -15,7 +20,9 @@ use core::convert::Infallible;
 
 use casemate_bare::io;
 use casemate_wire::frame::{Body, MAX_PAYLOAD, OverCredit, ReceiveWindow, SendWindow};
-use casemate_wire::guest::{Discarded, Exec, Executable, Input, ProcessUsage, ToHost, WaitStatus};
+use casemate_wire::guest::{
+    Discarded, Exec, Executable, Input, ProcessUsage, TerminalSize, ToHost, WaitStatus,
+};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
@@ -24,14 +31,23 @@ use rustix::pipe::{PipeFlags, pipe_with};
 use crate::channel::Channel;
 use crate::confine::{Confinement, Step, step};
 use crate::sys;
+use crate::terminal::{self, Terminal};
 use crate::{Attached, BORN, Birth, Gate, HELD};
+
+/// It was let go.
+const PASSED: u8 = b'p';
+/// It never comes to run what it was meant to; why, follows.
+const FAILED: u8 = b'f';
 
 pub(crate) struct Process {
     pub(crate) id: u32,
     pub(crate) pid: i32,
     phase: Phase,
-    /// It never came to run what it was meant to.
+    /// Somebody has looked at it from outside, and let it go.
+    passed: bool,
+    /// It never came to run what it was meant to, which was told.
     failed: bool,
+    terminal: Option<OwnedFd>,
     stdin: Option<Feed>,
     outputs: [Output; 2],
     /// Output bytes that may still be passed on.
@@ -56,6 +72,7 @@ struct Feed {
     waiting: Vec<u8>,
     ended: bool,
     window: ReceiveWindow,
+    terminal: bool,
 }
 
 struct Output {
@@ -65,6 +82,8 @@ struct Output {
     discarded: u64,
     /// Once the process has ended: what was in the pipe at that moment, and nothing that an orphan writes later.
     remaining: Option<u64>,
+    /// A terminal cannot tell how much it has: it is read until it has nothing more.
+    terminal: bool,
 }
 
 /// What a process wants to be woken for.
@@ -83,6 +102,7 @@ impl Process {
         confinement: &Confinement,
         gate: Option<Gate>,
         attached: &mut Attached,
+        terminal: Option<Terminal>,
     ) -> Result<Process, Step> {
         let pipes = || pipe_with(PipeFlags::CLOEXEC).map_err(io::Error::from).map_err(step("pipe"));
         let (out_read, out_write) = pipes()?;
@@ -109,7 +129,10 @@ impl Process {
         };
         // Only borrows: in a child that shares this memory, whatever it dropped would be gone here, too.
         let become_payload = || -> Infallible {
-            let stdio = [in_read.as_fd(), out_write.as_fd(), err_write.as_fd()];
+            let stdio = match &terminal {
+                Some(Terminal { inside, .. }) => [inside.as_fd(); 3],
+                None => [in_read.as_fd(), out_write.as_fd(), err_write.as_fd()],
+            };
             let mut report = report_write.as_fd();
             let hold = Hold {
                 tell: gate.as_ref().map_or(report, AsFd::as_fd),
@@ -120,7 +143,8 @@ impl Process {
             let program = program.as_ref().map(AsFd::as_fd);
             let failed = child(exec, program, confinement, stdio, &mut report, hold);
             let errno = failed.error.raw_os_error().unwrap_or(libc::EIO);
-            let mut words = errno.to_le_bytes().to_vec();
+            let mut words = vec![FAILED];
+            words.extend(errno.to_le_bytes());
             words.extend(failed.name.as_bytes());
             if failed.error.raw_os_error().is_none() {
                 words.extend(format!(": {}", failed.error).as_bytes());
@@ -139,13 +163,27 @@ impl Process {
         if let Some(fd) = &in_write {
             rustix::io::ioctl_fionbio(fd, true).map_err(|e| Step { name: "pipe", error: e.into() })?;
         }
-        let output = |stream, pipe| Output {
+        let output = |stream, pipe, terminal| Output {
             stream,
             pipe: Some(pipe),
             window: SendWindow::default(),
             discarded: 0,
             remaining: None,
+            terminal,
         };
+        // A terminal is written to and read from at its one other end.
+        let (in_write, out_read, terminal) = match terminal {
+            None => (in_write, out_read, None),
+            Some(Terminal { outside, .. }) => {
+                let nonblocking = rustix::io::ioctl_fionbio(&outside, true);
+                nonblocking.map_err(|e| Step { name: "terminal", error: e.into() })?;
+                let again = || rustix::io::fcntl_dupfd_cloexec(&outside, 0);
+                let copies = again().and_then(|input| Ok((input, again()?)));
+                let (input, output) = copies.map_err(|e| Step { name: "terminal", error: e.into() })?;
+                (Some(input), output, Some(outside))
+            }
+        };
+        let on_terminal = terminal.is_some();
         Ok(Process {
             id: exec.id,
             pid,
@@ -157,20 +195,35 @@ impl Process {
                     waiting: Vec::new(),
                     ended: false,
                     window: ReceiveWindow::default(),
+                    terminal: on_terminal,
                 }),
                 _ => None,
             },
-            outputs: [output(exec.stdout, out_read), output(exec.stderr, err_read)],
+            outputs: [output(exec.stdout, out_read, on_terminal), output(exec.stderr, err_read, false)],
             budget: exec.max_output,
+            passed: false,
             failed: false,
+            terminal,
             cut: false,
             ended: None,
         })
     }
 
-    /// Whether it was let go, and runs what it was meant to.
+    /// Whether it was looked at from outside, and let go. What became of it afterwards is another question.
     pub(crate) fn has_passed(&self) -> bool {
-        matches!(self.phase, Phase::Running) && !self.failed
+        self.passed
+    }
+
+    /// Whether it still may be let go.
+    pub(crate) fn may_pass(&self) -> bool {
+        matches!(self.phase, Phase::Preparing { .. })
+    }
+
+    pub(crate) fn resize(&self, size: TerminalSize) {
+        if let Some(terminal) = &self.terminal {
+            // A terminal that has no size of its own any more is one that nobody uses.
+            let _ = terminal::resize(terminal, size);
+        }
     }
 
     pub(crate) fn proceed(&mut self) {
@@ -222,7 +275,10 @@ impl Process {
         self.ended = Some((status, usage));
         self.stdin = None;
         for output in &mut self.outputs {
-            output.remaining = output.pipe.as_ref().map(|pipe| sys::readable_bytes(pipe.as_fd()));
+            output.remaining = output.pipe.as_ref().map(|pipe| match output.terminal {
+                true => u64::MAX,
+                false => sys::readable_bytes(pipe.as_fd()),
+            });
         }
     }
 
@@ -233,6 +289,9 @@ impl Process {
             return false;
         }
         let Some((status, usage)) = self.ended else { return false };
+        if self.failed {
+            return true;
+        }
         for output in &mut self.outputs {
             if output.remaining == Some(0) {
                 output.close(channel);
@@ -278,23 +337,32 @@ impl Process {
     fn read_report(&mut self, channel: &mut Channel) {
         let Phase::Preparing { report, held, .. } = &mut self.phase else { return };
         let mut buffer = [0; 512];
-        let read = rustix::io::read(&*report, &mut buffer);
-        match read {
-            Ok(1) if buffer[0] == HELD && !*held => {
-                *held = true;
-                channel.tell(&ToHost::Held { exec: self.id, pid: self.pid as u32 });
+        let mut said = match rustix::io::read(&*report, &mut buffer) {
+            Ok(n) if n > 0 => &buffer[..n],
+            Err(Errno::AGAIN | Errno::INTR) => return,
+            // Closed by exec, or by its death.
+            _ => {
+                self.phase = Phase::Running;
+                return;
             }
-            // Closed by exec, or by the death of the held process.
-            Ok(0) => self.phase = Phase::Running,
-            Ok(n) if n > 4 => {
-                let errno = i32::from_le_bytes([buffer[0], buffer[1], buffer[2], buffer[3]]);
-                let step = String::from_utf8_lossy(&buffer[4..n]).into_owned();
-                channel.tell(&ToHost::ExecFailed { exec: self.id, step, errno });
-                (self.phase, self.failed) = (Phase::Running, true);
+        };
+        while let [word, rest @ ..] = said {
+            match *word {
+                HELD if !*held => {
+                    *held = true;
+                    channel.tell(&ToHost::Held { exec: self.id, pid: self.pid as u32 });
+                }
+                PASSED => self.passed = true,
+                FAILED if let [a, b, c, d, step @ ..] = rest => {
+                    let errno = i32::from_le_bytes([*a, *b, *c, *d]);
+                    let step = String::from_utf8_lossy(step).into_owned();
+                    channel.tell(&ToHost::ExecFailed { exec: self.id, step, errno });
+                    (self.phase, self.failed) = (Phase::Running, true);
+                    return;
+                }
+                _ => {}
             }
-            Ok(_) => self.phase = Phase::Running,
-            Err(Errno::AGAIN | Errno::INTR) => {}
-            Err(_) => self.phase = Phase::Running,
+            said = rest;
         }
     }
 
@@ -323,7 +391,12 @@ impl Process {
             input.waiting.clear();
         }
         if input.ended {
-            input.pipe = None;
+            // A terminal stays open. Whoever reads from it is told as somebody at a keyboard would.
+            match (&input.pipe, input.terminal) {
+                (Some(terminal), true) => drop(rustix::io::write(terminal, &[terminal::END])),
+                _ => input.pipe = None,
+            }
+            input.ended = false;
         }
     }
 
@@ -402,6 +475,9 @@ fn child(
         }
         sys::default_signals().map_err(step("signals"))?;
         rustix::process::setsid().map_err(|e| Step { name: "new session", error: e.into() })?;
+        if exec.terminal.is_some() {
+            terminal::take(stdio[0]).map_err(step("terminal"))?;
+        }
         for (fd, target) in stdio.into_iter().zip(0..) {
             sys::move_fd(fd, target).map_err(step("standard streams"))?;
         }
@@ -425,15 +501,18 @@ fn child(
         let strings = exec_strings(exec).map_err(step("arguments"))?;
         confinement.apply()?;
         confinement.show_posture().map_err(step("show posture"))?;
-        // As the payload: it must be allowed to be there.
-        rustix::process::chdir(&*exec.cwd)
-            .map_err(|e| Step { name: "working directory", error: e.into() })?;
         rustix::io::write(tell, hold.words).map_err(|e| Step { name: "report", error: e.into() })?;
         sys::close_early(tell);
         match rustix::io::read(wait, &mut [0; 1]) {
-            Ok(1) => Ok((strings, program)),
-            _ => Err(Step { name: "hold", error: io::Error::from_raw_os_error(libc::ECANCELED) }),
+            Ok(1) => {}
+            _ => return Err(Step { name: "hold", error: io::Error::from_raw_os_error(libc::ECANCELED) }),
         }
+        rustix::io::write(*report, &[PASSED]).map_err(|e| Step { name: "report", error: e.into() })?;
+        // As the payload: it must be allowed to be there. Not before the gate: a directory that does not exist is no reason to give
+        // up a cell that others wait for.
+        rustix::process::chdir(&*exec.cwd)
+            .map_err(|e| Step { name: "working directory", error: e.into() })?;
+        Ok((strings, program))
     })();
     match prepared {
         Ok(((_, argv, env), Some(program))) => {

@@ -324,6 +324,33 @@ fn exec_at(directory: RawFd, path: &CStr, argv: &[CString], env: &[CString], fla
     }
 }
 
+/// Makes the inside of a new terminal usable, and says which one it is.
+pub(crate) fn unlock_terminal(outside: &OwnedFd) -> io::Result<u32> {
+    let (locked, mut number): (libc::c_int, libc::c_uint) = (0, 0);
+    let fd = outside.as_raw_fd() as usize;
+    // SAFETY: the first call reads one int, the second stores one.
+    unsafe {
+        call(libc::SYS_ioctl, [fd, libc::TIOCSPTLCK as usize, &raw const locked as usize])?;
+        call(libc::SYS_ioctl, [fd, libc::TIOCGPTN as usize, &raw mut number as usize])?;
+    }
+    Ok(number)
+}
+
+pub(crate) fn set_terminal_size(outside: &OwnedFd, rows: u16, columns: u16) -> io::Result<()> {
+    let size = libc::winsize { ws_row: rows, ws_col: columns, ws_xpixel: 0, ws_ypixel: 0 };
+    let arguments = [outside.as_raw_fd() as usize, libc::TIOCSWINSZ as usize, &raw const size as usize];
+    // SAFETY: TIOCSWINSZ reads one `winsize`.
+    unsafe { call(libc::SYS_ioctl, arguments) }?;
+    Ok(())
+}
+
+/// Makes a terminal that of the calling process's session, which it leads.
+pub(crate) fn control_terminal(inside: BorrowedFd<'_>) -> io::Result<()> {
+    // SAFETY: TIOCSCTTY takes an integer.
+    unsafe { call(libc::SYS_ioctl, [inside.as_raw_fd() as usize, libc::TIOCSCTTY as usize, 0]) }?;
+    Ok(())
+}
+
 /// Bytes waiting in a pipe.
 pub(crate) fn readable_bytes(fd: BorrowedFd<'_>) -> u64 {
     let mut count: libc::c_int = 0;

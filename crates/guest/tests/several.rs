@@ -75,6 +75,8 @@ impl Guest {
             stdout: 10 * id,
             stderr: 10 * id + 1,
             max_output: 1 << 20,
+            terminal: None,
+            announce: false,
         }));
         match self.next() {
             Said::Message(ToHost::Held { exec, .. }) if exec == id => {}

@@ -22,15 +22,98 @@ pub enum ToGuest {
     /// Prepare a process up to the point of `execve` and report it as [`ToHost::Held`].
     Exec(Exec),
     /// Let a held process go: its posture has been read.
-    Proceed { exec: Id },
+    Proceed {
+        exec: Id,
+    },
     /// Send a signal to a process and everything in its session.
-    Signal { exec: Id, signal: u8 },
+    Signal {
+        exec: Id,
+        signal: u8,
+    },
     /// Create a file or directory; a file's bytes follow on stream `id` until its end.
-    Put { id: Id, path: String, entry: Entry },
+    Put {
+        id: Id,
+        path: String,
+        entry: Entry,
+    },
     /// Send the file or directory tree at `path`: entries as messages, bytes on stream `id`.
-    Get { id: Id, path: String, max_bytes: u64, max_entries: u32 },
+    Get {
+        id: Id,
+        path: String,
+        max_bytes: u64,
+        max_entries: u32,
+    },
+    /// Do something to the files of the cell; answered with [`ToHost::FilesDone`] or [`ToHost::TransferFailed`].
+    Files {
+        id: Id,
+        request: FileRequest,
+    },
+    /// Nothing in the cell but the guest runs any more, until it may go on; answered with [`ToHost::FilesDone`].
+    Pause {
+        id: Id,
+    },
+    Resume {
+        id: Id,
+    },
+    /// The terminal of a process has another size.
+    Resize {
+        exec: Id,
+        size: TerminalSize,
+    },
     /// Say what there is at the moment, where it cannot be seen from outside.
     Measure,
+}
+
+/// What can be asked of the files below the writable directories, besides their content.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum FileRequest {
+    /// What is at `path`, and below it down to `depth`, each as [`ToHost::Found`].
+    List { path: String, depth: u32, max_entries: u32 },
+    /// With all that are missing above it. Exactly one [`ToHost::Found`] follows if it was not there before.
+    MakeDirectory { path: String },
+    /// Replaces what is at `to`, as the kernel does.
+    Rename { from: String, to: String },
+    /// With everything below it.
+    Remove { path: String },
+    /// Tell of every change in a directory ([`ToHost::Changed`]), and in those below it, until [`FileRequest::Unwatch`].
+    Watch { path: String, recursive: bool },
+    /// Ends the watch with this number.
+    Unwatch { watch: Id },
+}
+
+/// What is known about a file without opening it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FileInfo {
+    pub kind: FileKind,
+    pub mode: u32,
+    pub size: u64,
+    /// Since 1970.
+    pub modified_micros: i64,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum FileKind {
+    File,
+    Directory,
+    Link,
+    Other,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Change {
+    Created,
+    Written,
+    Removed,
+    /// Another name, or none here any more.
+    Renamed,
+    /// Its mode, owner or times.
+    Attributes,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TerminalSize {
+    pub rows: u16,
+    pub columns: u16,
 }
 
 /// Guest → engine.
@@ -41,6 +124,11 @@ pub enum ToHost {
     },
     /// The process `pid` (as numbered inside the cell) is confined and waits before `execve`.
     Held {
+        exec: Id,
+        pid: u32,
+    },
+    /// There is a process with this number (inside the cell). It may be held, and need not have executed anything.
+    Started {
         exec: Id,
         pid: u32,
     },
@@ -87,6 +175,25 @@ pub enum ToHost {
         id: Id,
         step: String,
         errno: i32,
+    },
+    /// Something that a [`FileRequest`] asked for; `path` is relative to the requested one, empty for itself.
+    Found {
+        id: Id,
+        path: String,
+        info: FileInfo,
+    },
+    FilesDone {
+        id: Id,
+    },
+    /// `path` is relative to the watched directory.
+    Changed {
+        watch: Id,
+        path: String,
+        change: Change,
+    },
+    /// More changed than could be told.
+    ChangesLost {
+        watch: Id,
     },
     Measured(Inside),
     /// A WASM worker has code, of this kind (or why it cannot be called), which wants these imports.
@@ -186,6 +293,10 @@ pub struct Exec {
     pub stderr: u32,
     /// Bytes of output (both streams together) after which the rest is read and dropped.
     pub max_output: u64,
+    /// All three standard streams are one terminal of this size: what it shows is sent as `stdout`.
+    pub terminal: Option<TerminalSize>,
+    /// Whether to say which process it became ([`ToHost::Started`]).
+    pub announce: bool,
 }
 
 /// What is executed.

@@ -27,7 +27,7 @@ use super::{Finding, Interrupt, draft, find, probe_policy, probe_workload, with_
 use crate::failure::Failure;
 use crate::home::PolicyFile;
 use crate::progress::Step;
-use crate::render::json::walls;
+use casemate_service::shape::outcome::walls;
 
 /// What is evaluated where prices are compared: a start-up, a bit of work, a line of output.
 const EVALUATION: &str = "print(sum(i * i for i in range(100_000)))";

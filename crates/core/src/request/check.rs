@@ -40,6 +40,7 @@ pub(super) fn workload(workload: &Workload) -> Result<(), Invalid> {
             args.iter().try_for_each(|arg| argument(arg))
         }
         Workload::Component { args, .. } => args.iter().try_for_each(|arg| argument(arg)),
+        Workload::Session => Ok(()),
     }
 }
 
@@ -176,6 +177,7 @@ pub(super) fn argument_total(workload: &Workload, env: &[(String, String)]) -> R
         Workload::Code { source: CodeSource::File { .. }, args, .. } | Workload::Component { args, .. } => {
             (0, args)
         }
+        Workload::Session => (0, &Vec::new()),
     };
     let args: usize = args.iter().map(|arg| charge(arg.len())).sum();
     let env: usize = env.iter().map(|(name, value)| charge(name.len() + 1 + value.len())).sum();

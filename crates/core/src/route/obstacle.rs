@@ -144,6 +144,9 @@ fn runs(workload: &Workload, profile: &Profile) -> Result<(), Obstacle> {
         Workload::Command { .. } if profile.clauses().commands == Support::No => {
             unsupported("cannot run native commands", "give code in a language that it runs")
         }
+        Workload::Session if profile.clauses().commands == Support::No => {
+            unsupported("has no sessions, only single executions", "use a stack that does not end in +wasm")
+        }
         Workload::Code { language, .. } if profile.clauses().languages_to_set_up.contains(language) => {
             let wall = profile.stack().innermost();
             Err(Obstacle {
@@ -159,7 +162,9 @@ fn runs(workload: &Workload, profile: &Profile) -> Result<(), Obstacle> {
             "cannot run WASM components",
             "use a stack that ends in +wasm, such as container+wasm",
         ),
-        Workload::Command { .. } | Workload::Code { .. } | Workload::Component { .. } => Ok(()),
+        Workload::Command { .. } | Workload::Code { .. } | Workload::Component { .. } | Workload::Session => {
+            Ok(())
+        }
     }
 }
 

@@ -91,7 +91,7 @@ fn an_opening_record_says_why_every_other_stack_was_passed_over() {
     let others = choice.passed_over.len();
     let plan = Plan::new(Arc::new(request.clone()), Arc::new(plan::Decision::new(&grants, choice)));
     let fragment = super::request(&request).unwrap();
-    let body = read_body(&opening(&fragment, &plan).unwrap());
+    let body = read_body(&opening(&fragment, &plan, None).unwrap());
     assert_eq!(body["request"], read(&fragment));
     let decision = &body["decision"];
     assert_eq!(decision["stack"], json!(["container"]));

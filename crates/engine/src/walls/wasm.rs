@@ -137,7 +137,9 @@ impl Wasm {
                 let ours = self.runtimes.get(*language).map_err(Trouble::Refused)?;
                 (ours, Maker::Us)
             }
-            Workload::Command { .. } => return Err(Trouble::Failed("a command is not WASM".into())),
+            Workload::Command { .. } | Workload::Session => {
+                return Err(Trouble::Failed("a command is not WASM".into()));
+            }
         };
         let module = call
             .worker
@@ -329,6 +331,7 @@ impl Call {
             Workload::Component { args, .. } => (args.clone(), None),
             Workload::Code { source, args, .. } => (args.clone(), Some(source)),
             Workload::Command { argv } => (argv.clone(), None),
+            Workload::Session => (Vec::new(), None),
         };
         let source_name = match source {
             Some(CodeSource::File { name, bytes }) => {
@@ -383,7 +386,7 @@ fn files(plan: &Plan) -> Files {
         _ if plan.files_in().is_empty() => Files::None,
         Workload::Component { .. } => Files::Read,
         // It finds what it would find behind every other wall.
-        Workload::Code { .. } | Workload::Command { .. } => Files::ReadWrite,
+        Workload::Code { .. } | Workload::Command { .. } | Workload::Session => Files::ReadWrite,
     }
 }
 

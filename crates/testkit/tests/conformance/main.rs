@@ -6,6 +6,7 @@ mod files;
 mod life;
 mod limits;
 mod program;
+mod sessions;
 mod streams;
 mod walls;
 
@@ -73,6 +74,11 @@ on_every_stack! {
         an_image_with_too_many_names_is_not_run, many_images_stay_apart, the_posture_is_recorded;
     life: a_caller_can_cancel, a_dropped_execution_is_killed_and_recorded, usage_is_plausible, timings_tell_where_time_went,
         receipts_lead_to_records, refusals_are_recorded, executions_share_nothing, no_namespace_is_used_twice;
+    sessions: programs_of_a_session_share_its_files_and_nothing_else, every_program_of_a_session_has_a_record_that_points_to_it,
+        a_program_that_does_not_start_leaves_the_session_alone, programs_of_a_session_run_side_by_side,
+        time_runs_out_for_a_program_and_not_for_its_session, files_of_a_session_can_be_had_at_any_time,
+        no_path_leads_out_of_a_sessions_directories, changes_are_told_to_whoever_watches, a_paused_session_stands_still,
+        a_session_ends_with_everything_in_it;
 }
 
 /// What cannot apply to a stack that ends in WASM, and why. There, its body shows that asking for it is refused, or what holds

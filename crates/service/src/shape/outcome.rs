@@ -1,22 +1,25 @@
-//! What `--json` prints. These shapes are a contract: fields may be added, none changes.
+//! What came of something: `casemate run --json`, and what the API answers. These shapes are a contract: fields may be added, none
+//! changes.
 
 use std::time::Duration;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use casemate_core::limits::{LimitKind, Limits};
-use casemate_core::outcome::{Outcome, Refusal, Status, Usage};
+use casemate_core::outcome::{LimitHit, Refusal, Status, Usage};
 use casemate_core::stack::Stack;
 use casemate_engine::{Executed, Explanation};
 use serde::Serialize;
 use serde::ser::{SerializeMap, Serializer};
 
-use crate::output::Collected;
+pub use super::files::FileJson;
 
 /// One execution, `casemate run --json`.
 #[derive(Debug, Serialize)]
-pub(crate) struct RunJson {
+pub struct ExecutionJson {
     id: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pid: Option<u32>,
     stack: Vec<&'static str>,
     status: StatusJson,
     stdout: String,
@@ -37,6 +40,9 @@ pub(crate) struct RunJson {
     /// The steps of the launch, each with its microseconds.
     launch_steps_us: Vec<(String, u32)>,
     denied: Vec<String>,
+    /// What came out, where the answer has to carry it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    files: Option<Vec<FileJson>>,
     /// `seq:digest` of the closing record.
     receipt: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -45,7 +51,7 @@ pub(crate) struct RunJson {
 
 #[derive(Debug, Serialize)]
 #[serde(tag = "kind", rename_all = "lowercase")]
-enum StatusJson {
+pub enum StatusJson {
     Exited { code: i32 },
     Signaled { signal: i32 },
     Killed { cause: &'static str, limit: Option<u64>, peak: Option<u64> },
@@ -61,7 +67,7 @@ struct LimitHitJson {
 }
 
 #[derive(Debug, Serialize)]
-struct UsageJson {
+pub struct UsageJson {
     wall_ms: Option<u64>,
     cpu_ms: Option<u64>,
     memory_peak_bytes: Option<u64>,
@@ -71,7 +77,7 @@ struct UsageJson {
 
 /// `casemate explain --json`.
 #[derive(Debug, Serialize)]
-pub(crate) struct ExplainJson {
+pub struct ExplainJson {
     stack: Vec<&'static str>,
     class: &'static str,
     image: String,
@@ -83,7 +89,7 @@ pub(crate) struct ExplainJson {
 
 /// `casemate explain --json` when nothing fits.
 #[derive(Debug, Serialize)]
-pub(crate) struct RefusedJson {
+pub struct RefusedJson {
     status: StatusJson,
 }
 
@@ -102,42 +108,60 @@ struct PassedOverJson {
     reason: String,
 }
 
-impl RunJson {
-    pub(crate) fn new(executed: Executed, output: Collected) -> RunJson {
+impl ExecutionJson {
+    /// `output` is what it wrote to standard output and standard error.
+    pub fn new(executed: Executed, output: (Vec<u8>, Vec<u8>)) -> ExecutionJson {
+        let steps = executed.outcome.steps.clone();
+        ExecutionJson { launch_steps_us: steps, ..ExecutionJson::of(&executed, output) }
+    }
+
+    /// Without its output, which was told otherwise.
+    pub(crate) fn summary(executed: &Executed) -> ExecutionJson {
+        ExecutionJson::of(executed, Default::default())
+    }
+
+    /// Likewise, of something that others hear of, too.
+    pub(crate) fn of(executed: &Executed, output: (Vec<u8>, Vec<u8>)) -> ExecutionJson {
         let Executed { outcome, receipt, evidence_error, .. } = executed;
-        let Outcome {
-            id, stack, class, status, limits_hit, unbounded, usage, timings, steps, denied, ..
-        } = outcome;
-        let (stdout, stdout_base64) = text(output.stdout);
-        let (stderr, stderr_base64) = text(output.stderr);
-        RunJson {
-            id,
-            stack: stack.as_ref().map(walls).unwrap_or_default(),
-            status: status.into(),
+        let (stdout, stdout_base64) = text(output.0);
+        let (stderr, stderr_base64) = text(output.1);
+        let hit = |hit: &LimitHit| LimitHitJson { kind: hit.kind.as_str(), limit: hit.limit, peak: hit.peak };
+        ExecutionJson {
+            id: outcome.id.clone(),
+            pid: None,
+            stack: outcome.stack.as_ref().map(walls).unwrap_or_default(),
+            status: outcome.status.clone().into(),
             stdout,
             stderr,
             stdout_base64,
             stderr_base64,
             stdout_truncated: outcome.stdout_truncated,
             stderr_truncated: outcome.stderr_truncated,
-            limits_hit: limits_hit
-                .into_iter()
-                .map(|hit| LimitHitJson { kind: hit.kind.as_str(), limit: hit.limit, peak: hit.peak })
-                .collect(),
-            unbounded: names(&unbounded),
-            class: class.map(|class| class.as_str()),
-            usage: usage.into(),
-            timings_us: timings,
-            launch_steps_us: steps,
-            denied,
-            receipt: receipt.map(|receipt| receipt.to_string()),
-            evidence_error: evidence_error.map(|error| error.to_string()),
+            limits_hit: outcome.limits_hit.iter().map(hit).collect(),
+            unbounded: names(&outcome.unbounded),
+            class: outcome.class.map(|class| class.as_str()),
+            usage: outcome.usage.into(),
+            timings_us: outcome.timings.clone(),
+            launch_steps_us: Vec::new(),
+            denied: outcome.denied.clone(),
+            files: None,
+            receipt: receipt.as_ref().map(ToString::to_string),
+            evidence_error: evidence_error.as_ref().map(ToString::to_string),
         }
+    }
+
+    pub(crate) fn with_files(self, files: Option<Vec<FileJson>>) -> ExecutionJson {
+        ExecutionJson { files, ..self }
+    }
+
+    /// Of a program in a session.
+    pub(crate) fn with_pid(self, pid: u32) -> ExecutionJson {
+        ExecutionJson { pid: Some(pid), ..self }
     }
 }
 
 impl ExplainJson {
-    pub(crate) fn new(Explanation { choice, image, limits, floors }: Explanation) -> ExplainJson {
+    pub fn new(Explanation { choice, image, limits, floors }: Explanation) -> ExplainJson {
         let passed_over = choice.passed_over.into_iter();
         ExplainJson {
             stack: walls(&choice.stack),
@@ -186,7 +210,7 @@ impl From<Usage> for UsageJson {
     }
 }
 
-pub(crate) fn walls(stack: &Stack) -> Vec<&'static str> {
+pub fn walls(stack: &Stack) -> Vec<&'static str> {
     stack.walls().iter().map(|wall| wall.as_str()).collect()
 }
 
@@ -227,15 +251,15 @@ fn timings<S: Serializer>(phases: &[(&'static str, Duration)], serializer: S) ->
 
 #[cfg(test)]
 mod tests {
-    use casemate_core::outcome::{Cause, LimitHit};
+    use casemate_core::outcome::{Cause, Outcome};
     use casemate_core::stack::Class;
 
     use super::*;
 
     fn json(outcome: Outcome, stdout: &[u8]) -> String {
         let executed = Executed { outcome, receipt: None, evidence_error: None };
-        let output = Collected { stdout: stdout.to_vec(), stderr: b"oops\n".to_vec() };
-        serde_json::to_string_pretty(&RunJson::new(executed, output)).unwrap()
+        let output = (stdout.to_vec(), b"oops\n".to_vec());
+        serde_json::to_string_pretty(&ExecutionJson::new(executed, output)).unwrap()
     }
 
     #[test]

@@ -1,0 +1,164 @@
+//! `casemate serve` and `casemate token`.
+
+use std::collections::BTreeSet;
+use std::io::Write;
+use std::path::Path;
+use std::time::Duration;
+
+use casemate_core::limits::parse_duration;
+use casemate_core::request::{Request, RequestDraft, Workload};
+use casemate_engine::{Config as EngineConfig, Engine, OpenError};
+use casemate_service::{Address, Config, Scope, ServeError, State, StateError, TokenInfo, default_scopes};
+use tokio::sync::watch;
+
+use crate::args::{ServeArgs, TokenCommand};
+use crate::exit;
+use crate::failure::Failure;
+use crate::home::PolicyFile;
+use crate::render::terminal::{columns, one_line};
+use crate::signals::Signals;
+
+/// Cells per processor that are kept busy at the same time: most of what runs waits for something.
+const CELLS_PER_CPU: usize = 16;
+
+pub(crate) async fn serve(args: &ServeArgs, policy: Option<&Path>) -> Result<u8, Failure> {
+    let mut signals = Signals::catch()?;
+    let home = casemate_engine::default_home();
+    let policy = PolicyFile::load(policy, &home)?.policy;
+    let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+    let cells = args.cells.unwrap_or(cpus * CELLS_PER_CPU);
+    let drain = Duration::from_millis(parse_duration(&args.drain)?);
+    let config = Config {
+        home: home.clone(),
+        addresses: addresses(args),
+        cells,
+        cells_of_tenant: args.cells_per_tenant.unwrap_or(cells),
+        queue: args.queue,
+        drain,
+    };
+    let engine = Engine::open(EngineConfig::new(home, policy)).await?;
+    let (stop, stopped) = watch::channel(false);
+    let ready = |addresses: &[Address]| {
+        let mut stderr = std::io::stderr();
+        for address in addresses {
+            let _ = writeln!(stderr, "listening on {address}");
+        }
+    };
+    let serving = casemate_service::serve(engine, config, stopped, ready);
+    let mut serving = std::pin::pin!(serving);
+    tokio::select! {
+        served = &mut serving => return served.map(|()| exit::DONE).map_err(Failure::from),
+        () = signals.next() => {}
+    }
+    let _ = stop.send(true);
+    // Once more, and it is not waited for any longer: what is left is closed by the next start.
+    tokio::select! {
+        served = &mut serving => served?,
+        () = signals.next() => return Err(Failure::Interrupted),
+    }
+    Ok(exit::DONE)
+}
+
+fn addresses(args: &ServeArgs) -> Vec<Address> {
+    let socket = args.socket.clone().map(Address::Unix);
+    let listen = args.listen.map(Address::Tcp);
+    let usual = || Address::Tcp(([127, 0, 0, 1], 7070).into());
+    match (listen, socket) {
+        (None, None) => vec![usual()],
+        (listen, socket) => listen.into_iter().chain(socket).collect(),
+    }
+}
+
+pub(crate) fn token(command: &TokenCommand) -> Result<u8, Failure> {
+    let home = casemate_engine::default_home();
+    casemate_engine::make_home(&home).map_err(OpenError::from)?;
+    let state = State::open(&home)?;
+    let mut stdout = std::io::stdout().lock();
+    match command {
+        TokenCommand::Create { tenant, scope, expires } => {
+            // The same rules as for every request that it will be used for.
+            let workload = Workload::Command { argv: vec!["true".into()] };
+            Request::new(RequestDraft { tenant: Some(tenant.clone()), ..RequestDraft::new(workload) })?;
+            let scopes: BTreeSet<Scope> = match scope[..] {
+                [] => default_scopes(),
+                _ => scope.iter().map(|scope| scope.parse()).collect::<Result<_, _>>()?,
+            };
+            let expires = match expires {
+                None => None,
+                Some(text) => Some(now() + (parse_days(text)? / 1000) as i64),
+            };
+            let token = state.create_token(tenant, &scopes, expires)?;
+            let words: Vec<&str> = scopes.iter().map(|scope| scope.as_str()).collect();
+            writeln!(std::io::stderr(), "for {tenant}, to {}; shown only now:", words.join(", "))?;
+            writeln!(stdout, "{token}")?;
+        }
+        TokenCommand::Ls { json: true } => {
+            let tokens: Vec<serde_json::Value> = state.tokens()?.iter().map(shown).collect();
+            writeln!(stdout, "{}", serde_json::json!({"tokens": tokens}))?;
+        }
+        TokenCommand::Ls { json: false } => {
+            let mut rows = vec![["ID", "TENANT", "SCOPES", "STATE"].map(str::to_owned).to_vec()];
+            rows.extend(state.tokens()?.iter().map(row));
+            for line in columns(&rows) {
+                writeln!(stdout, "{line}")?;
+            }
+        }
+        TokenCommand::Revoke { id } => {
+            if !state.revoke_token(id)? {
+                return Err(Failure::new(
+                    format!("there is no token {} that is good", one_line(id)),
+                    "`casemate token ls` lists them; name one by its id",
+                ));
+            }
+        }
+    }
+    Ok(exit::DONE)
+}
+
+/// As other durations, and in days.
+fn parse_days(text: &str) -> Result<u64, Failure> {
+    const DAY: u64 = 24 * 3600 * 1000;
+    match text.strip_suffix('d').map(str::parse::<u64>) {
+        Some(Ok(days)) if (1..=36_500).contains(&days) => Ok(days * DAY),
+        _ => Ok(parse_duration(text)?),
+    }
+}
+
+fn now() -> i64 {
+    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    since.map_or(0, |since| since.as_secs() as i64)
+}
+
+fn state_of(token: &TokenInfo) -> String {
+    match (token.revoked, token.expires) {
+        (Some(_), _) => "revoked".into(),
+        (None, Some(expires)) if expires <= now() => "expired".into(),
+        (None, Some(expires)) => format!("good for {} h", (expires - now()) / 3600),
+        (None, None) => "good".into(),
+    }
+}
+
+fn row(token: &TokenInfo) -> Vec<String> {
+    let scopes: Vec<&str> = token.scopes.iter().map(|scope| scope.as_str()).collect();
+    vec![token.id.clone(), token.tenant.clone(), scopes.join(","), state_of(token)]
+}
+
+fn shown(token: &TokenInfo) -> serde_json::Value {
+    let scopes: Vec<&str> = token.scopes.iter().map(|scope| scope.as_str()).collect();
+    serde_json::json!({
+        "id": token.id, "tenant": token.tenant, "scopes": scopes,
+        "created": token.created, "expires": token.expires, "revoked": token.revoked,
+    })
+}
+
+impl From<StateError> for Failure {
+    fn from(error: StateError) -> Failure {
+        Failure::new(&error, error.hint())
+    }
+}
+
+impl From<ServeError> for Failure {
+    fn from(error: ServeError) -> Failure {
+        Failure::Told { message: error.to_string(), hint: error.hint() }
+    }
+}

@@ -1,0 +1,121 @@
+//! Bodies of requests: bounded in bytes and in time.
+
+use axum::body::Body;
+use axum::extract::{FromRequest, Request};
+use axum::http::header;
+use bytes::Bytes;
+use http_body_util::{BodyExt, LengthLimitError, Limited};
+use serde::de::DeserializeOwned;
+use tokio::time::timeout;
+
+use crate::app::{BODY_PATIENCE, MAX_BODY};
+use crate::problem::{Code, Problem};
+
+/// A JSON document, and the bytes that it came in.
+pub(crate) struct Document<T> {
+    pub(crate) value: T,
+    pub(crate) bytes: Bytes,
+}
+
+/// Deeper than this, a document is an attack.
+const MAX_DEPTH: usize = 64;
+
+impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Document<T> {
+    type Rejection = Problem;
+
+    async fn from_request(request: Request, _: &S) -> Result<Document<T>, Problem> {
+        let kind = request
+            .headers()
+            .get(header::CONTENT_TYPE)
+            .and_then(|kind| kind.to_str().ok())
+            .unwrap_or_default();
+        let essence = kind.split(';').next().unwrap_or_default().trim();
+        // A page of somebody else's can make a browser send other kinds without asking first.
+        if !essence.eq_ignore_ascii_case("application/json") {
+            let hint = "send `Content-Type: application/json`";
+            return Err(Problem::new(Code::MediaType, "the body is not announced as JSON", hint));
+        }
+        let bytes = whole(request.into_body(), MAX_BODY).await?;
+        let value = parse(&bytes)?;
+        Ok(Document { value, bytes })
+    }
+}
+
+fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Problem> {
+    if depth(bytes) > MAX_DEPTH {
+        let hint = format!("nest at most {MAX_DEPTH} deep");
+        return Err(Problem::new(Code::Malformed, "the JSON is nested too deeply", hint));
+    }
+    serde_json::from_slice(bytes).map_err(|error| {
+        let code = if error.is_data() { Code::Invalid } else { Code::Malformed };
+        Problem::new(
+            code,
+            format!("the body cannot be read: {error}"),
+            "/openapi.json says what it must look like",
+        )
+    })
+}
+
+/// How deep brackets are nested. Those in strings may count, too: they are rare, and this is a bound.
+fn depth(bytes: &[u8]) -> usize {
+    let (mut now, mut most, mut in_string, mut escaped) = (0_usize, 0, false, false);
+    for byte in bytes {
+        match byte {
+            _ if escaped => escaped = false,
+            b'\\' if in_string => escaped = true,
+            b'"' => in_string = !in_string,
+            b'[' | b'{' if !in_string => {
+                now += 1;
+                most = most.max(now);
+            }
+            b']' | b'}' if !in_string => now = now.saturating_sub(1),
+            _ => {}
+        }
+    }
+    most
+}
+
+/// All of it, if it is not too much and does not take too long.
+pub(crate) async fn whole(body: Body, most: usize) -> Result<Bytes, Problem> {
+    let collected = timeout(BODY_PATIENCE, Limited::new(body, most).collect()).await;
+    let collected = collected.map_err(|_| {
+        let hint = format!("send all of it within {BODY_PATIENCE:?}");
+        Problem::new(Code::TooSlow, "the body did not arrive in time", hint)
+    })?;
+    match collected {
+        Ok(collected) => Ok(collected.to_bytes()),
+        Err(error) if error.is::<LengthLimitError>() => Err(too_large(most)),
+        Err(error) => {
+            Err(Problem::new(Code::Malformed, format!("the body ended early: {error}"), "send all of it"))
+        }
+    }
+}
+
+pub(crate) fn too_large(most: usize) -> Problem {
+    Problem::new(
+        Code::TooLarge,
+        format!("the body has more than {most} bytes"),
+        "put large files into a session",
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn depth_is_counted_outside_of_strings() {
+        assert_eq!(depth(b"{\"a\": [1, {\"b\": \"[[[[\\\"[[\"}]}"), 3);
+        assert_eq!(depth("[".repeat(100_000).as_bytes()), 100_000);
+    }
+
+    #[test]
+    fn deep_and_broken_documents_are_told_apart_from_wrong_ones() {
+        let code = |text: &str| parse::<Vec<u8>>(text.as_bytes()).map_err(|problem| problem.code);
+        assert_eq!(code("[1, 2]"), Ok(vec![1, 2]));
+        assert_eq!(code(&"[".repeat(65)), Err(Code::Malformed));
+        assert_eq!(code("[1"), Err(Code::Malformed));
+        assert_eq!(code("{\"a\": 1}"), Err(Code::Invalid));
+        assert_eq!(code("[300]"), Err(Code::Invalid));
+    }
+}

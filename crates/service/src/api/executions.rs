@@ -1,0 +1,199 @@
+//! `/v1/executions` and `/v1/explain`.
+
+use axum::Json;
+use axum::extract::{Path, Query, State};
+use axum::http::{HeaderMap, StatusCode};
+use axum::response::{IntoResponse, Response};
+use casemate_core::request::Request;
+use serde_json::json;
+use sha2::{Digest, Sha256};
+
+use super::body::Document;
+use super::{Page, stream};
+use crate::app::App;
+use crate::executions::{self as running, Execution};
+use crate::problem::{Code, Problem};
+use crate::shape::outcome::{ExecutionJson, ExplainJson};
+use crate::shape::request::Execution as Asked;
+use crate::store::{Caller, Claim};
+use crate::token::Scope;
+
+const KEY: &str = "idempotency-key";
+const MAX_KEY: usize = 255;
+
+/// `POST /v1/executions`
+pub(crate) async fn create(
+    State(app): State<App>,
+    caller: Caller,
+    headers: HeaderMap,
+    asked: Document<Asked>,
+) -> Result<Response, Problem> {
+    caller.check(Scope::Run)?;
+    let Document { value, bytes } = asked;
+    let streamed = value.stream;
+    let key = headers.get(KEY).map(|key| key.to_str().unwrap_or_default().to_owned());
+    let Some(key) = key else {
+        let execution = begin(&app, &caller, value).await?;
+        return match streamed {
+            true => Ok(events(execution)),
+            false => execution.finish().await.map(|told| Json(told).into_response()),
+        };
+    };
+    if streamed {
+        let hint = "leave the key out, or do without the stream";
+        return Err(Problem::new(Code::Invalid, "an answer that is streamed cannot be given again", hint));
+    }
+    if key.is_empty() || key.len() > MAX_KEY {
+        let hint = format!("use 1 to {MAX_KEY} visible characters");
+        return Err(Problem::new(Code::Invalid, "this is not an idempotency key", hint));
+    }
+    let said = once(app, caller, key, Sha256::digest(&bytes).into(), value).await?;
+    Ok((StatusCode::OK, [("content-type", "application/json")], said).into_response())
+}
+
+async fn begin(app: &App, caller: &Caller, asked: Asked) -> Result<Execution, Problem> {
+    let (draft, io, files) = asked.into_draft(&caller.tenant, &app.images)?;
+    running::begin(app, Request::new(draft)?, io, files).await
+}
+
+/// Runs it if nobody has used this key before, and otherwise says what was said then. It goes on when the client is gone: that is what
+/// the key is for.
+async fn once(
+    app: App,
+    caller: Caller,
+    key: String,
+    request: [u8; 32],
+    asked: Asked,
+) -> Result<String, Problem> {
+    let failed = |error: crate::store::StateError| Problem::internal(error.to_string());
+    match app.state.claim(&caller.tenant, &key, &request).map_err(failed)? {
+        Claim::Ours => {}
+        Claim::Answered(answer) => return Ok(answer),
+        Claim::Other => {
+            return Err(Problem::new(
+                Code::KeyReused,
+                "this key was used for another request",
+                "use a new key",
+            ));
+        }
+        Claim::Pending => {
+            let hint = "ask again when it has ended";
+            return Err(
+                Problem::new(Code::InProgress, "a request with this key is being answered", hint).later(1)
+            );
+        }
+    }
+    let answering = tokio::spawn(async move {
+        let told = async { begin(&app, &caller, asked).await?.finish().await }.await;
+        let said = told.map(|told| serde_json::to_string(&told).unwrap_or_default());
+        // What did not begin may be tried again with the same key.
+        let kept = app.state.answer(&caller.tenant, &key, said.as_deref().ok());
+        kept.map_err(|error| Problem::internal(error.to_string()))?;
+        said
+    });
+    answering.await.map_err(|_| Problem::internal("the execution was lost"))?
+}
+
+/// What it writes, as it comes, then what came of it.
+fn events(execution: Execution) -> Response {
+    enum Step {
+        Begin(Execution),
+        Follow(Execution),
+        Done,
+    }
+    stream::sse(futures_util::stream::unfold(Step::Begin(execution), |step| async move {
+        match step {
+            Step::Begin(execution) => {
+                let event = stream::named("started", &json!({"id": execution.id}));
+                Some((event, Step::Follow(execution)))
+            }
+            Step::Follow(mut execution) => match execution.output.recv().await {
+                Some(chunk) => Some((stream::output(&chunk), Step::Follow(execution))),
+                None => {
+                    let event = match (&mut execution.ended).await {
+                        Ok(executed) => {
+                            let told = ExecutionJson::summary(&executed).with_files(execution.files());
+                            stream::named("ended", &told)
+                        }
+                        Err(_) => stream::named("lost", &json!({})),
+                    };
+                    Some((event, Step::Done))
+                }
+            },
+            Step::Done => None,
+        }
+    }))
+}
+
+/// `GET /v1/executions/{id}`
+pub(crate) async fn show(
+    State(app): State<App>,
+    caller: Caller,
+    Path(id): Path<String>,
+) -> Result<Response, Problem> {
+    caller.check(Scope::Run)?;
+    app.state.flush();
+    let found = app.state.find(&caller.tenant, "execution", &id);
+    let found = found.map_err(|error| Problem::internal(error.to_string()))?;
+    let known = found.ok_or_else(|| Problem::not_found("execution"))?;
+    Ok(Json(described(&known)).into_response())
+}
+
+fn described(known: &crate::store::Known) -> serde_json::Value {
+    let summary =
+        known.summary.as_deref().and_then(|text| serde_json::from_str::<serde_json::Value>(text).ok());
+    json!({
+        "id": known.id,
+        "state": known.state,
+        "created": known.created,
+        "ended": known.ended,
+        "outcome": summary,
+    })
+}
+
+/// `GET /v1/executions`
+pub(crate) async fn list(
+    State(app): State<App>,
+    caller: Caller,
+    Query(page): Query<Page>,
+) -> Result<Response, Problem> {
+    caller.check(Scope::Run)?;
+    let (before, limit) = page.bounds()?;
+    app.state.flush();
+    let found = app.state.list(&caller.tenant, "execution", before, limit);
+    let found = found.map_err(|error| Problem::internal(error.to_string()))?;
+    let next = Page::next(limit, &found);
+    let executions: Vec<_> = found.iter().map(described).collect();
+    Ok(Json(json!({"executions": executions, "next": next})).into_response())
+}
+
+/// `DELETE /v1/executions/{id}`
+pub(crate) async fn cancel(
+    State(app): State<App>,
+    caller: Caller,
+    Path(id): Path<String>,
+) -> Result<StatusCode, Problem> {
+    caller.check(Scope::Run)?;
+    if app.executions.cancel(&caller.tenant, &id) {
+        return Ok(StatusCode::ACCEPTED);
+    }
+    app.state.flush();
+    let found = app.state.find(&caller.tenant, "execution", &id);
+    match found.map_err(|error| Problem::internal(error.to_string()))? {
+        // It has ended meanwhile, which is what was wanted.
+        Some(_) => Ok(StatusCode::NO_CONTENT),
+        None => Err(Problem::not_found("execution")),
+    }
+}
+
+/// `POST /v1/explain`
+pub(crate) async fn explain(
+    State(app): State<App>,
+    caller: Caller,
+    asked: Document<Asked>,
+) -> Result<Response, Problem> {
+    caller.check(Scope::Run)?;
+    let (draft, ..) = asked.value.into_draft(&caller.tenant, &app.images)?;
+    let explanation = app.engine.explain(&Request::new(draft)?)?;
+    Ok(Json(ExplainJson::new(explanation)).into_response())
+}

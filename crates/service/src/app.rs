@@ -1,0 +1,206 @@
+//! What every request shares.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::extract::{FromRequestParts, Request};
+use axum::http::request::Parts;
+use axum::http::{HeaderMap, header};
+use axum::middleware::Next;
+use axum::response::Response;
+use casemate_engine::Engine;
+use casemate_engine::images::Images;
+
+use crate::admission::Admission;
+use crate::executions::Executions;
+use crate::metrics::Metrics;
+use crate::problem::{Code, Problem};
+use crate::sessions::Sessions;
+use crate::store::{Caller, State};
+use crate::token::{Scope, Token};
+
+/// Of a request's body, unless its address takes more.
+pub(crate) const MAX_BODY: usize = 16 << 20;
+/// How long a body may take to arrive.
+pub(crate) const BODY_PATIENCE: Duration = Duration::from_secs(30);
+
+pub(crate) type App = Arc<Shared>;
+
+pub(crate) struct Shared {
+    pub(crate) engine: Engine,
+    pub(crate) images: Images,
+    pub(crate) home: std::path::PathBuf,
+    pub(crate) state: Arc<State>,
+    pub(crate) admission: Admission,
+    pub(crate) executions: Executions,
+    pub(crate) sessions: Sessions,
+    pub(crate) metrics: Metrics,
+    /// What one tenant may have at a time.
+    pub(crate) cells_of_tenant: usize,
+    pub(crate) draining: tokio::sync::watch::Receiver<bool>,
+}
+
+impl Shared {
+    pub(crate) fn is_draining(&self) -> bool {
+        *self.draining.borrow()
+    }
+
+    /// Nothing new is begun by a server that is about to stop.
+    pub(crate) fn check_open(&self) -> Result<(), Problem> {
+        match self.is_draining() {
+            true => {
+                Err(Problem::new(Code::Draining, "the server is about to stop", "ask another one, or later")
+                    .later(5))
+            }
+            false => Ok(()),
+        }
+    }
+}
+
+/// Whoever asks, once that is known. The tenant of everything that follows.
+impl FromRequestParts<App> for Caller {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, app: &App) -> Result<Caller, Problem> {
+        identify(app, &parts.headers)
+    }
+}
+
+fn identify(app: &App, headers: &HeaderMap) -> Result<Caller, Problem> {
+    let failed = |error: crate::store::StateError| Problem::internal(error.to_string());
+    match presented(headers) {
+        Some(token) => {
+            let caller = Token::parse(token)
+                .map(|token| app.state.authenticate(&token))
+                .transpose()
+                .map_err(failed)?;
+            caller.flatten().ok_or_else(|| {
+                let hint =
+                    "`casemate token ls` lists the tokens; one that has expired or was revoked is no good";
+                Problem::new(Code::Unauthenticated, "the token is not valid", hint)
+            })
+        }
+        None if app.state.has_tokens().map_err(failed)? => Err(Problem::new(
+            Code::Unauthenticated,
+            "no token was sent",
+            "send `Authorization: Bearer TOKEN`; `casemate token create --tenant NAME` makes one",
+        )),
+        // Nobody has ever made a token: this is somebody's own machine. What its browser is made to send is not from there.
+        None => match from_this_machine(headers) {
+            true => Ok(Caller {
+                tenant: casemate_core::request::LOCAL_TENANT.to_owned(),
+                scopes: Scope::ALL.iter().copied().collect(),
+            }),
+            false => Err(Problem::new(
+                Code::Forbidden,
+                "a server without tokens answers only programs on its own machine",
+                "make a token with `casemate token create --tenant NAME`, and send it",
+            )),
+        },
+    }
+}
+
+fn presented(headers: &HeaderMap) -> Option<&str> {
+    let bearer = headers.get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
+    let bearer = bearer.and_then(|value| {
+        let (scheme, token) = value.split_once(' ')?;
+        scheme.eq_ignore_ascii_case("bearer").then(|| token.trim())
+    });
+    bearer.or_else(|| headers.get("x-api-key").and_then(|value| value.to_str().ok()))
+}
+
+/// Whether the address that was asked for is a name of this machine, and no page of somebody else's asked.
+fn from_this_machine(headers: &HeaderMap) -> bool {
+    let is_local = |authority: &str| {
+        let host = match authority.strip_prefix('[') {
+            Some(rest) => rest.split(']').next().unwrap_or_default(),
+            None => authority.rsplit_once(':').map_or(authority, |(host, _)| host),
+        };
+        matches!(host, "localhost" | "::1")
+            || host.parse::<std::net::Ipv4Addr>().is_ok_and(|ip| ip.is_loopback())
+    };
+    let host = headers.get(header::HOST).and_then(|host| host.to_str().ok());
+    let foreign = |name: &str| {
+        let value = headers.get(name).map(|value| value.to_str().unwrap_or_default());
+        value.is_some_and(|value| !value.split_once("://").is_some_and(|(_, authority)| is_local(authority)))
+    };
+    host.is_none_or(is_local) && !foreign("origin")
+}
+
+impl Caller {
+    pub(crate) fn check(&self, scope: Scope) -> Result<(), Problem> {
+        match self.scopes.contains(&scope) {
+            true => Ok(()),
+            false => Err(Problem::new(
+                Code::Forbidden,
+                format!("this token does not allow `{scope}`"),
+                format!("make one that does: casemate token create --tenant {} --scope {scope}", self.tenant),
+            )),
+        }
+    }
+}
+
+/// Every answer names its request, so that a log line and a client's report can be brought together.
+pub(crate) async fn name_request(request: Request, next: Next) -> Response {
+    let name = request
+        .headers()
+        .get("x-request-id")
+        .filter(|name| {
+            name.len() <= 64
+                && name.as_bytes().iter().all(|c| c.is_ascii_alphanumeric() || b"-_.".contains(c))
+        })
+        .cloned();
+    let name = name.or_else(|| {
+        let mut bytes = [0; 8];
+        rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty()).ok()?;
+        crate::token::hex(&bytes).parse().ok()
+    });
+    let mut response = next.run(request).await;
+    if let Some(name) = name {
+        response.headers_mut().insert("x-request-id", name);
+    }
+    response
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn headers(pairs: &[(&'static str, &str)]) -> HeaderMap {
+        pairs
+            .iter()
+            .map(|(name, value)| (name.parse().expect("a name"), value.parse().expect("a value")))
+            .collect()
+    }
+
+    #[test]
+    fn a_browser_is_not_this_machine() {
+        for good in [
+            &[("host", "127.0.0.1:7070")][..],
+            &[("host", "localhost")],
+            &[("host", "[::1]:80")],
+            &[("host", "127.0.0.1"), ("origin", "http://localhost:3000")],
+            &[],
+        ] {
+            assert!(from_this_machine(&headers(good)), "{good:?}");
+        }
+        for bad in [
+            &[("host", "evil.example")][..],
+            &[("host", "127.0.0.1.evil.example")],
+            &[("host", "localhost.evil.example:80")],
+            &[("host", "127.0.0.1"), ("origin", "https://evil.example")],
+            &[("host", "127.0.0.1"), ("origin", "null")],
+            &[("host", "127.0.0.1"), ("origin", "http://127.0.0.1.evil.example")],
+        ] {
+            assert!(!from_this_machine(&headers(bad)), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn a_token_is_found_where_clients_put_it() {
+        assert_eq!(presented(&headers(&[("authorization", "bearer  abc")])), Some("abc"));
+        assert_eq!(presented(&headers(&[("x-api-key", "abc")])), Some("abc"));
+        assert_eq!(presented(&headers(&[("authorization", "Basic abc")])), None);
+        assert_eq!(presented(&headers(&[])), None);
+    }
+}

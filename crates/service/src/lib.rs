@@ -1,0 +1,170 @@
+//! What agents and platforms talk to: one server in front of one engine, for many tenants.
+
+mod admission;
+mod api;
+mod app;
+mod executions;
+mod listen;
+mod metrics;
+mod problem;
+mod sessions;
+pub mod shape;
+mod store;
+mod token;
+
+use std::io;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use casemate_core::outcome::Cause;
+use casemate_engine::images::Images;
+use casemate_engine::{Engine, OpenError};
+use tokio::sync::watch;
+
+pub use listen::Address;
+pub use store::{State, StateError, TokenInfo};
+pub use token::{Scope, Token, default_scopes};
+
+use crate::admission::{Admission, Room};
+use crate::app::{App, Shared};
+use crate::listen::Listener;
+
+/// How a server is run.
+#[derive(Debug, Clone)]
+pub struct Config {
+    pub home: PathBuf,
+    pub addresses: Vec<Address>,
+    /// Cells of all tenants, and of one.
+    pub cells: usize,
+    pub cells_of_tenant: usize,
+    /// Requests of one tenant that may wait for a cell.
+    pub queue: usize,
+    /// How long what runs may go on when the server is told to stop.
+    pub drain: Duration,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum ServeError {
+    #[error("cannot listen on {address}: {source}")]
+    Listen { address: String, source: io::Error },
+    #[error("{0} can be reached from other machines, and there is no token")]
+    Open(Address),
+    #[error(transparent)]
+    State(#[from] StateError),
+    #[error(transparent)]
+    Engine(#[from] OpenError),
+}
+
+impl ServeError {
+    pub fn hint(&self) -> Option<String> {
+        match self {
+            ServeError::Listen { .. } => Some("use another address with --listen or --socket".into()),
+            ServeError::Open(_) => Some(
+                "make a token first, with `casemate token create --tenant NAME`, or listen on 127.0.0.1"
+                    .into(),
+            ),
+            ServeError::State(error) => Some(error.hint().into()),
+            ServeError::Engine(error) => error.hint(),
+        }
+    }
+}
+
+/// Serves until `stop` becomes true, and leaves nothing behind. `ready` hears where it listens.
+pub async fn serve(
+    engine: Engine,
+    config: Config,
+    stop: watch::Receiver<bool>,
+    ready: impl FnOnce(&[Address]),
+) -> Result<(), ServeError> {
+    let state = match prepare(&engine, &config) {
+        Ok(state) => state,
+        Err(error) => {
+            engine.shutdown().await?;
+            return Err(error);
+        }
+    };
+    let mut listeners = Vec::new();
+    for address in &config.addresses {
+        match Listener::bind(address).await {
+            Ok(listener) => listeners.push(listener),
+            Err(error) => {
+                engine.shutdown().await?;
+                return Err(error);
+            }
+        }
+    }
+    let addresses: Vec<Address> = listeners.iter().map(Listener::address).collect();
+    let app: App = Arc::new(Shared {
+        images: Images::of(&config.home),
+        home: config.home,
+        engine,
+        state: Arc::new(state),
+        admission: Admission::new(Room { cells: config.cells, queue: config.queue }),
+        executions: Default::default(),
+        sessions: Default::default(),
+        metrics: Default::default(),
+        cells_of_tenant: config.cells_of_tenant,
+        draining: stop.clone(),
+    });
+    let router = api::router(app.clone());
+    let serving: Vec<_> = listeners
+        .into_iter()
+        .map(|listener| {
+            tokio::spawn(listen::serve(listener, router.clone(), app.clone(), stop.clone(), config.drain))
+        })
+        .collect();
+    drop(router);
+    ready(&addresses);
+    let mut stopped = stop.clone();
+    let _ = stopped.wait_for(|stop| *stop).await;
+    drain(&app, config.drain).await;
+    for serving in serving {
+        let _ = serving.await;
+    }
+    leave(app).await
+}
+
+fn prepare(engine: &Engine, config: &Config) -> Result<State, ServeError> {
+    let state = State::open(&config.home)?;
+    let open = |address: &&Address| matches!(address, Address::Tcp(address) if !address.ip().is_loopback());
+    if let Some(open) = config.addresses.iter().find(open)
+        && !state.has_tokens()?
+    {
+        return Err(ServeError::Open(open.clone()));
+    }
+    state.close_interrupted(engine.run_id())?;
+    // Nobody will answer what a server that is gone was asked.
+    const KEPT: i64 = 24 * 3600;
+    state.forget_answers(store::now() - KEPT, true)?;
+    Ok(state)
+}
+
+/// Sessions end at once: nobody can use them any more. What was asked for and is waited for may go on for a while.
+async fn drain(app: &App, patience: Duration) {
+    let sessions = app.sessions.list(None);
+    futures_util::future::join_all(sessions.iter().map(|live| live.session.end(Cause::Cancelled))).await;
+    if !executions::drained(app, patience).await {
+        app.executions.cancel_all();
+        executions::drained(app, Duration::from_secs(10)).await;
+    }
+}
+
+/// Waits until nobody holds the engine any more, and shuts it down.
+async fn leave(mut app: App) -> Result<(), ServeError> {
+    for _ in 0..500 {
+        app = match Arc::try_unwrap(app) {
+            Ok(shared) => {
+                shared.state.flush();
+                let leaving = shared.engine.shutdown().await?;
+                drop(leaving);
+                return Ok(());
+            }
+            Err(app) => app,
+        };
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    // Somebody hangs on. What they hold is destroyed with this process; the next start closes what is open.
+    app.state.flush();
+    Ok(())
+}

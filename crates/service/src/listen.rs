@@ -1,0 +1,177 @@
+//! Connections: where they come from, how many there may be, how long they may dawdle, and how they end.
+
+use std::net::SocketAddr;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::Body;
+use hyper::Request;
+use hyper::body::Incoming;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpListener, UnixListener};
+use tokio::sync::{Semaphore, watch};
+use tower_service::Service;
+
+use crate::ServeError;
+use crate::app::App;
+
+/// Connections at a time. One more waits in the kernel's queue.
+const MAX_CONNECTIONS: usize = 4096;
+/// How long the head of a request may take.
+const HEAD_PATIENCE: Duration = Duration::from_secs(10);
+const MAX_HEAD: usize = 64 << 10;
+
+/// Where to listen.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Address {
+    Tcp(SocketAddr),
+    Unix(PathBuf),
+}
+
+impl std::fmt::Display for Address {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Address::Tcp(address) => write!(f, "http://{address}"),
+            Address::Unix(path) => write!(f, "unix:{}", path.display()),
+        }
+    }
+}
+
+pub(crate) enum Listener {
+    Tcp(TcpListener),
+    Unix(UnixListener, Removed),
+}
+
+/// A socket's place in the file system, gone when dropped.
+pub(crate) struct Removed(PathBuf);
+
+impl Drop for Removed {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
+
+trait Connection: AsyncRead + AsyncWrite + Send {}
+impl<T: AsyncRead + AsyncWrite + Send> Connection for T {}
+
+impl Listener {
+    pub(crate) async fn bind(address: &Address) -> Result<Listener, ServeError> {
+        let failed = |source| ServeError::Listen { address: address.to_string(), source };
+        Ok(match address {
+            Address::Tcp(address) => Listener::Tcp(TcpListener::bind(address).await.map_err(failed)?),
+            Address::Unix(path) => {
+                clear_the_way(path).await.map_err(failed)?;
+                let listener = UnixListener::bind(path).map_err(failed)?;
+                // Whoever may open it is whoever started this.
+                std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600)).map_err(failed)?;
+                Listener::Unix(listener, Removed(path.clone()))
+            }
+        })
+    }
+
+    /// Where it really is: a port that was left open has been chosen.
+    pub(crate) fn address(&self) -> Address {
+        match self {
+            Listener::Tcp(listener) => {
+                Address::Tcp(listener.local_addr().unwrap_or_else(|_| SocketAddr::from(([0, 0, 0, 0], 0))))
+            }
+            Listener::Unix(_, Removed(path)) => Address::Unix(path.clone()),
+        }
+    }
+
+    async fn accept(&self) -> std::io::Result<Pin<Box<dyn Connection>>> {
+        Ok(match self {
+            Listener::Tcp(listener) => {
+                let (stream, _) = listener.accept().await?;
+                // Small answers go out at once.
+                let _ = stream.set_nodelay(true);
+                Box::pin(stream)
+            }
+            Listener::Unix(listener, _) => Box::pin(listener.accept().await?.0),
+        })
+    }
+}
+
+/// A socket that nobody listens on is left over from a server that was killed.
+async fn clear_the_way(path: &Path) -> std::io::Result<()> {
+    use std::os::unix::fs::FileTypeExt;
+    match std::fs::symlink_metadata(path) {
+        Err(_) => Ok(()),
+        Ok(found) if !found.file_type().is_socket() => Err(std::io::ErrorKind::AlreadyExists.into()),
+        Ok(_) => match tokio::net::UnixStream::connect(path).await {
+            Ok(_) => Err(std::io::ErrorKind::AddrInUse.into()),
+            Err(_) => std::fs::remove_file(path),
+        },
+    }
+}
+
+/// Serves until `stop`, then lets those who are being served have their answer, for a while.
+pub(crate) async fn serve(
+    listener: Listener,
+    router: Router,
+    app: App,
+    mut stop: watch::Receiver<bool>,
+    patience: Duration,
+) {
+    let room = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+    loop {
+        let Ok(place) = room.clone().acquire_owned().await else { break };
+        let accepted = tokio::select! {
+            accepted = listener.accept() => accepted,
+            _ = stop.wait_for(|stop| *stop) => break,
+        };
+        let stream = match accepted {
+            Ok(stream) => stream,
+            Err(_) => {
+                // Out of descriptors, most likely: some will be closed.
+                tokio::time::sleep(Duration::from_millis(50)).await;
+                continue;
+            }
+        };
+        let (router, own) = (router.clone(), app.clone());
+        let service = service_fn(move |request: Request<Incoming>| {
+            let (mut router, app) = (router.clone(), own.clone());
+            async move {
+                app.metrics.requests.fetch_add(1, Ordering::Relaxed);
+                let response = router.call(request.map(Body::new)).await;
+                if let Ok(response) = &response
+                    && (response.status().is_client_error() || response.status().is_server_error())
+                {
+                    app.metrics.problems.fetch_add(1, Ordering::Relaxed);
+                }
+                response
+            }
+        });
+        let connection = hyper::server::conn::http1::Builder::new()
+            .timer(TokioTimer::new())
+            .header_read_timeout(HEAD_PATIENCE)
+            .max_buf_size(MAX_HEAD)
+            .serve_connection(TokioIo::new(stream), service)
+            .with_upgrades();
+        let (app, mut stop) = (app.clone(), stop.clone());
+        tokio::spawn(async move {
+            app.metrics.connections.fetch_add(1, Ordering::Relaxed);
+            let mut connection = std::pin::pin!(connection);
+            // Whatever a client does to its connection is the client's business.
+            let over = tokio::select! {
+                _ = connection.as_mut() => true,
+                _ = stop.wait_for(|stop| *stop) => false,
+            };
+            if !over {
+                connection.as_mut().graceful_shutdown();
+                let _ = connection.await;
+            }
+            app.metrics.connections.fetch_sub(1, Ordering::Relaxed);
+            drop(place);
+        });
+    }
+    drop(listener);
+    let _ = tokio::time::timeout(patience, room.acquire_many(MAX_CONNECTIONS as u32)).await;
+}

@@ -1,0 +1,5 @@
+//! The JSON of the API.
+
+pub(crate) mod files;
+pub mod outcome;
+pub(crate) mod request;

@@ -1,0 +1,78 @@
+//! The service as real clients meet it: packages that we did not write, from where everybody gets them. Each file of tests in
+//! `clients/` is one test here; `cargo xtask test` has installed what they need.
+
+mod common;
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use common::{Home, binary};
+
+/// The interpreter that has the packages of `clients/requirements.txt`.
+const VARIABLE: &str = "CASEMATE_TEST_CLIENTS";
+
+macro_rules! clients {
+    ($($name:ident: $path:literal;)*) => {
+        $(#[test] fn $name() { run($path); })*
+
+        /// A file of tests that nobody runs proves nothing.
+        #[test]
+        fn every_file_of_tests_is_run() {
+            let mut found: Vec<String> = DIRECTORIES.iter().flat_map(|directory| tests_in(directory)).collect();
+            let mut run: Vec<String> = vec![$($path.to_owned()),*];
+            found.sort();
+            run.sort();
+            assert_eq!(found, run);
+        }
+    };
+}
+
+/// Where files of tests lie, from the root of the sources.
+const DIRECTORIES: [&str; 1] = ["crates/testkit/clients"];
+
+clients! {}
+
+fn root() -> PathBuf {
+    let here = std::env::var_os("CARGO_MANIFEST_DIR").map(PathBuf::from);
+    here.unwrap_or_else(|| env!("CARGO_MANIFEST_DIR").into())
+        .join("../..")
+        .canonicalize()
+        .expect("the sources")
+}
+
+fn tests_in(directory: &str) -> Vec<String> {
+    let listed = std::fs::read_dir(root().join(directory)).expect("a directory of tests");
+    let names = listed.map(|entry| entry.expect("an entry").file_name().into_string().expect("a plain name"));
+    let tests = names.filter(|name| name.starts_with("test_") && name.ends_with(".py"));
+    tests.map(|name| format!("{directory}/{name}")).collect()
+}
+
+#[track_caller]
+fn run(path: &str) {
+    let python = std::env::var_os(VARIABLE).map(PathBuf::from);
+    let python = python.unwrap_or_else(|| {
+        panic!("{VARIABLE} does not name a Python with the clients in it; `cargo xtask test` makes one")
+    });
+    let home = Home::new();
+    let place = home.beside("clients");
+    std::fs::create_dir(&place).expect("a place for the test");
+    let done = pytest(&python, &root().join(path), &place).output().expect("python starts");
+    let said = format!("{}{}", String::from_utf8_lossy(&done.stdout), String::from_utf8_lossy(&done.stderr));
+    assert!(done.status.success(), "{said}");
+    assert!(!said.contains("skipped"), "nothing is skipped: {said}");
+    home.nothing_left();
+}
+
+fn pytest(python: &Path, tests: &Path, place: &Path) -> Command {
+    let mut command = Command::new(python);
+    command
+        .args(["-B", "-m", "pytest", "--quiet", "--no-header", "-x", "-p", "no:cacheprovider", "--basetemp"])
+        .arg(place.join("tmp"))
+        .arg(tests)
+        .current_dir(tests.parent().expect("a directory"))
+        .env("CASEMATE_BIN", binary())
+        .env("CASEMATE_HOME", place.join("unused"))
+        .env("HOME", place)
+        .stdin(Stdio::null());
+    command
+}

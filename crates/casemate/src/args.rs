@@ -152,6 +152,23 @@ pub(crate) struct ServeArgs {
     /// How long what runs may go on after SIGTERM
     #[arg(long, value_name = "TIME", default_value = "30s")]
     pub(crate) drain: String,
+    /// TLS and quotas of tenants [default: service.toml in the home, if there is one]
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub(crate) config: Option<PathBuf>,
+    /// What is told of requests and executions on standard error
+    #[arg(long, value_name = "FORM", default_value = "off")]
+    pub(crate) log: LogForm,
+}
+
+/// How a server tells what it does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum LogForm {
+    /// Errors only
+    Off,
+    /// A line for each request and execution
+    Text,
+    /// The same as JSON
+    Json,
 }
 
 #[derive(Debug, Subcommand)]
@@ -173,6 +190,17 @@ pub(crate) enum TokenCommand {
         /// Print one JSON object
         #[arg(long)]
         json: bool,
+    },
+    /// Replace a token with another of the same tenant and scopes; the new one is printed alone on the last line
+    Rotate {
+        /// As `casemate token ls` shows it
+        id: String,
+        /// How long the new one is good for, e.g. 12h or 90d [default: until it is revoked]
+        #[arg(long, value_name = "TIME")]
+        expires: Option<String>,
+        /// How long the old one stays good, so that clients can change over
+        #[arg(long, value_name = "TIME", default_value = "1h")]
+        grace: String,
     },
     /// Make a token worthless, at once
     Revoke {

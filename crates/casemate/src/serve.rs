@@ -8,14 +8,16 @@ use std::time::Duration;
 use casemate_core::limits::parse_duration;
 use casemate_core::request::{Request, RequestDraft, Workload};
 use casemate_engine::{Config as EngineConfig, Engine, OpenError};
-use casemate_service::{Address, Config, Scope, ServeError, State, StateError, TokenInfo, default_scopes};
+use casemate_service::{
+    Address, Config, ConfigError, Scope, ServeError, Settings, State, StateError, TokenInfo, default_scopes,
+};
 use tokio::sync::watch;
 
-use crate::args::{ServeArgs, TokenCommand};
+use crate::args::{LogForm, ServeArgs, TokenCommand};
 use crate::exit;
 use crate::failure::Failure;
 use crate::home::PolicyFile;
-use crate::render::terminal::{columns, one_line};
+use crate::render::terminal::{self, columns, one_line};
 use crate::signals::Signals;
 
 /// Cells per processor that are kept busy at the same time: most of what runs waits for something.
@@ -28,9 +30,16 @@ pub(crate) async fn serve(args: &ServeArgs, policy: Option<&Path>) -> Result<u8,
     let cpus = std::thread::available_parallelism().map_or(1, usize::from);
     let cells = args.cells.unwrap_or(cpus * CELLS_PER_CPU);
     let drain = Duration::from_millis(parse_duration(&args.drain)?);
+    start_log(args.log);
+    let settings = Settings::load(args.config.as_deref(), &home)?;
+    let addresses = addresses(args, settings.tls.is_some());
+    if let Some(open) = addresses.iter().find(|address| address.is_open() && settings.tls.is_none()) {
+        terminal::remark([format!("{open} is reached without TLS: tokens and data travel in the clear")]);
+    }
     let config = Config {
         home: home.clone(),
-        addresses: addresses(args),
+        addresses,
+        settings,
         cells,
         cells_of_tenant: args.cells_per_tenant.unwrap_or(cells),
         queue: args.queue,
@@ -59,10 +68,27 @@ pub(crate) async fn serve(args: &ServeArgs, policy: Option<&Path>) -> Result<u8,
     Ok(exit::DONE)
 }
 
-fn addresses(args: &ServeArgs) -> Vec<Address> {
+/// What a server has to tell goes to standard error, where whoever runs it collects it.
+fn start_log(form: LogForm) {
+    let level = match form {
+        LogForm::Off => tracing_subscriber::filter::LevelFilter::ERROR,
+        LogForm::Text | LogForm::Json => tracing_subscriber::filter::LevelFilter::INFO,
+    };
+    let log = tracing_subscriber::fmt().with_writer(std::io::stderr).with_max_level(level).with_target(false);
+    // Set once, at the start of the only command that has one.
+    let _ = match form {
+        LogForm::Json => tracing::subscriber::set_global_default(log.json().flatten_event(true).finish()),
+        LogForm::Off | LogForm::Text => {
+            tracing::subscriber::set_global_default(log.with_ansi(false).finish())
+        }
+    };
+}
+
+fn addresses(args: &ServeArgs, tls: bool) -> Vec<Address> {
+    let tcp = if tls { Address::Tls } else { Address::Tcp };
     let socket = args.socket.clone().map(Address::Unix);
-    let listen = args.listen.map(Address::Tcp);
-    let usual = || Address::Tcp(([127, 0, 0, 1], 7070).into());
+    let listen = args.listen.map(tcp);
+    let usual = || tcp(([127, 0, 0, 1], 7070).into());
     match (listen, socket) {
         (None, None) => vec![usual()],
         (listen, socket) => listen.into_iter().chain(socket).collect(),
@@ -83,11 +109,7 @@ pub(crate) fn token(command: &TokenCommand) -> Result<u8, Failure> {
                 [] => default_scopes(),
                 _ => scope.iter().map(|scope| scope.parse()).collect::<Result<_, _>>()?,
             };
-            let expires = match expires {
-                None => None,
-                Some(text) => Some(now() + (parse_days(text)? / 1000) as i64),
-            };
-            let token = state.create_token(tenant, &scopes, expires)?;
+            let token = state.create_token(tenant, &scopes, end_of(expires.as_deref())?)?;
             let words: Vec<&str> = scopes.iter().map(|scope| scope.as_str()).collect();
             writeln!(std::io::stderr(), "for {tenant}, to {}; shown only now:", words.join(", "))?;
             writeln!(stdout, "{token}")?;
@@ -103,16 +125,32 @@ pub(crate) fn token(command: &TokenCommand) -> Result<u8, Failure> {
                 writeln!(stdout, "{line}")?;
             }
         }
+        TokenCommand::Rotate { id, expires, grace } => {
+            let grace = (parse_days(grace)? / 1000) as i64;
+            let token = state.rotate_token(id, end_of(expires.as_deref())?, grace)?;
+            let token = token.ok_or_else(|| no_good_token(id))?;
+            writeln!(std::io::stderr(), "the old one is good for {grace} s more; shown only now:")?;
+            writeln!(stdout, "{token}")?;
+        }
         TokenCommand::Revoke { id } => {
             if !state.revoke_token(id)? {
-                return Err(Failure::new(
-                    format!("there is no token {} that is good", one_line(id)),
-                    "`casemate token ls` lists them; name one by its id",
-                ));
+                return Err(no_good_token(id));
             }
         }
     }
     Ok(exit::DONE)
+}
+
+fn no_good_token(id: &str) -> Failure {
+    Failure::new(
+        format!("there is no token {} that is good", one_line(id)),
+        "`casemate token ls` lists them; name one by its id",
+    )
+}
+
+/// When something that is good for this long from now on is good no more.
+fn end_of(expires: Option<&str>) -> Result<Option<i64>, Failure> {
+    expires.map(|text| Ok(now() + (parse_days(text)? / 1000) as i64)).transpose()
 }
 
 /// As other durations, and in days.
@@ -153,6 +191,12 @@ fn shown(token: &TokenInfo) -> serde_json::Value {
 
 impl From<StateError> for Failure {
     fn from(error: StateError) -> Failure {
+        Failure::new(&error, error.hint())
+    }
+}
+
+impl From<ConfigError> for Failure {
+    fn from(error: ConfigError) -> Failure {
         Failure::new(&error, error.hint())
     }
 }

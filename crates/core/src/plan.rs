@@ -31,6 +31,15 @@ impl Decision {
         let (limits, durability, sharing) = (grants.limits().clone(), grants.durability(), grants.sharing());
         Decision { limits, durability, sharing, choice }
     }
+
+    pub fn limits(&self) -> &Limits {
+        &self.limits
+    }
+
+    /// Limits that the chosen stack cannot enforce, and nobody asked for.
+    pub fn unbounded(&self) -> &[LimitKind] {
+        &self.choice.unbounded
+    }
 }
 
 impl Plan {

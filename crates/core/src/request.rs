@@ -10,7 +10,7 @@ use std::sync::Arc;
 pub use crate::image::{ImageDigest, ImageRef};
 pub use crate::words::Invalid;
 
-use crate::limits::LimitsDraft;
+use crate::limits::{LimitKind, LimitsDraft};
 use crate::stack::{Stack, Wall};
 use crate::words::words;
 
@@ -305,6 +305,12 @@ impl Request {
             isolation: draft.isolation,
             deterministic: draft.deterministic,
         })
+    }
+
+    /// The same, with this limit asked for.
+    pub fn with_limit(mut self, kind: LimitKind, value: u64) -> Result<Request, Invalid> {
+        self.limits.set(kind, kind.check(value)?);
+        Ok(self)
     }
 
     /// See [`Shape`].

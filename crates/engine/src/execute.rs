@@ -8,7 +8,7 @@ use std::sync::atomic::AtomicU32;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use casemate_core::limits::Limits;
+use casemate_core::limits::{LimitKind, Limits};
 use casemate_core::outcome::{Outcome, Refusal, Status};
 use casemate_core::plan::{Decision, Plan};
 use casemate_core::policy::{self, Policy};
@@ -337,6 +337,12 @@ impl Engine {
             limits: grants.limits().clone(),
             floors: grants.floors().iter().map(ToString::to_string).collect(),
         })
+    }
+
+    /// What a request may use, as it is decided for it, and which of that nothing here enforces.
+    pub fn bounds(&self, request: &Request) -> Result<(Limits, Vec<LimitKind>), Refusal> {
+        let decision = self.decide(request)?;
+        Ok((decision.limits().clone(), decision.unbounded().to_vec()))
     }
 
     /// Runs one request in a cell of its own: decide, route, plan, record, run, destroy, record.

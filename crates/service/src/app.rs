@@ -1,9 +1,9 @@
 //! What every request shares.
 
-use std::sync::Arc;
-use std::time::Duration;
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
 
-use axum::extract::{FromRequestParts, Request};
+use axum::extract::{FromRequestParts, MatchedPath, Request};
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, header};
 use axum::middleware::Next;
@@ -15,6 +15,7 @@ use crate::admission::Admission;
 use crate::executions::Executions;
 use crate::metrics::Metrics;
 use crate::problem::{Code, Problem};
+use crate::quota::{Ledger, Quotas, Rates};
 use crate::sessions::Sessions;
 use crate::store::{Caller, State};
 use crate::token::{Scope, Token};
@@ -37,6 +38,9 @@ pub(crate) struct Shared {
     pub(crate) metrics: Metrics,
     /// What one tenant may have at a time.
     pub(crate) cells_of_tenant: usize,
+    pub(crate) quotas: Quotas,
+    pub(crate) ledger: Ledger,
+    pub(crate) rates: Rates,
     pub(crate) draining: tokio::sync::watch::Receiver<bool>,
 }
 
@@ -62,7 +66,12 @@ impl FromRequestParts<App> for Caller {
     type Rejection = Problem;
 
     async fn from_request_parts(parts: &mut Parts, app: &App) -> Result<Caller, Problem> {
-        identify(app, &parts.headers)
+        let caller = identify(app, &parts.headers)?;
+        if let Some(Asker(tenant)) = parts.extensions.get() {
+            let _ = tenant.set(caller.tenant.clone());
+        }
+        app.rates.count(&caller.tenant, app.quotas.of(&caller.tenant))?;
+        Ok(caller)
     }
 }
 
@@ -140,8 +149,12 @@ impl Caller {
     }
 }
 
+/// For the log: on whose behalf a request came, once that is known.
+#[derive(Clone, Default)]
+struct Asker(Arc<OnceLock<String>>);
+
 /// Every answer names its request, so that a log line and a client's report can be brought together.
-pub(crate) async fn name_request(request: Request, next: Next) -> Response {
+pub(crate) async fn name_request(mut request: Request, next: Next) -> Response {
     let name = request
         .headers()
         .get("x-request-id")
@@ -155,7 +168,22 @@ pub(crate) async fn name_request(request: Request, next: Next) -> Response {
         rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty()).ok()?;
         crate::token::hex(&bytes).parse().ok()
     });
+    let (asker, began) = (Asker::default(), Instant::now());
+    request.extensions_mut().insert(asker.clone());
+    // Not what is asked for in detail: a path may be somebody's secret, and an address has its parts in braces.
+    let route = request.extensions().get::<MatchedPath>().map(|path| path.as_str().to_owned());
+    let (method, route) = (request.method().clone(), route.unwrap_or_default());
+    let name_shown = name.as_ref().and_then(|name| name.to_str().ok()).unwrap_or_default().to_owned();
     let mut response = next.run(request).await;
+    tracing::info!(
+        request = name_shown,
+        %method,
+        route,
+        status = response.status().as_u16(),
+        tenant = asker.0.get().map_or("", String::as_str),
+        ms = began.elapsed().as_secs_f64() * 1e3,
+        "answered"
+    );
     if let Some(name) = name {
         response.headers_mut().insert("x-request-id", name);
     }

@@ -9,9 +9,9 @@ use casemate_core::request::Request;
 use casemate_engine::{Chunk, Executed, ExecutionId, Io, Stream};
 use tokio::sync::{mpsc, oneshot, watch};
 
-use crate::admission::Full;
 use crate::app::App;
-use crate::problem::{Code, Problem};
+use crate::problem::Problem;
+use crate::quota;
 use crate::shape::files::{Collected, FileJson};
 use crate::shape::outcome::ExecutionJson;
 
@@ -68,10 +68,8 @@ pub(crate) async fn begin(
     mut io: Io,
     files: Option<Collected>,
 ) -> Result<Execution, Problem> {
-    app.check_open()?;
     let tenant = request.tenant().to_owned();
-    let permit = app.admission.admit(&tenant, app.cells_of_tenant).await.map_err(|Full::Queue| busy())?;
-    app.check_open()?;
+    let (request, admitted) = quota::admit(app, request).await?;
     let id = ExecutionId::new();
     let (chunks, output) = mpsc::channel(PENDING);
     let (cancel, cancelled) = watch::channel(false);
@@ -85,7 +83,7 @@ pub(crate) async fn begin(
     let (own, number) = (app.clone(), id.clone());
     tokio::spawn(async move {
         let executed = Box::new(own.engine.execute(request, io).await);
-        drop(permit);
+        admitted.end(executed.outcome.usage.cpu);
         own.executions.lock().remove(&number);
         own.metrics.executed(&executed);
         note(&own, &number, &executed);
@@ -97,6 +95,11 @@ pub(crate) async fn begin(
 /// For those who ask later what became of it. Its output is not kept.
 pub(crate) fn note(app: &App, id: &str, executed: &Executed) {
     let summary = serde_json::to_string(&ExecutionJson::summary(executed)).unwrap_or_default();
+    let micros = executed.outcome.usage.wall.map(|wall| wall.as_micros() as u64);
+    tracing::info!(id, status = kind(&executed.outcome.status), micros, "ended");
+    if let Some(error) = &executed.evidence_error {
+        tracing::error!(id, %error, "not recorded");
+    }
     app.state.ended(id, kind(&executed.outcome.status), summary);
 }
 
@@ -108,11 +111,6 @@ pub(crate) const fn kind(status: &Status) -> &'static str {
         Status::Refused(_) => "refused",
         Status::Failed { .. } => "failed",
     }
-}
-
-pub(crate) fn busy() -> Problem {
-    let hint = "wait until some of what you asked for has ended";
-    Problem::new(Code::Quota, "too many requests of this tenant wait for a cell", hint).later(1)
 }
 
 impl Execution {

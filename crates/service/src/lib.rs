@@ -3,10 +3,12 @@
 mod admission;
 mod api;
 mod app;
+mod config;
 mod executions;
 mod listen;
 mod metrics;
 mod problem;
+mod quota;
 mod sessions;
 pub mod shape;
 mod store;
@@ -22,6 +24,7 @@ use casemate_engine::images::Images;
 use casemate_engine::{Engine, OpenError};
 use tokio::sync::watch;
 
+pub use config::{ConfigError, FILE as CONFIG_FILE, Settings, Tls};
 pub use listen::Address;
 pub use store::{State, StateError, TokenInfo};
 pub use token::{Scope, Token, default_scopes};
@@ -35,7 +38,8 @@ use crate::listen::Listener;
 pub struct Config {
     pub home: PathBuf,
     pub addresses: Vec<Address>,
-    /// Cells of all tenants, and of one.
+    pub settings: Settings,
+    /// Cells of all tenants, and of one unless its quota says otherwise.
     pub cells: usize,
     pub cells_of_tenant: usize,
     /// Requests of one tenant that may wait for a cell.
@@ -86,7 +90,7 @@ pub async fn serve(
     };
     let mut listeners = Vec::new();
     for address in &config.addresses {
-        match Listener::bind(address).await {
+        match Listener::bind(address, config.settings.tls.as_ref()).await {
             Ok(listener) => listeners.push(listener),
             Err(error) => {
                 engine.shutdown().await?;
@@ -105,6 +109,9 @@ pub async fn serve(
         sessions: Default::default(),
         metrics: Default::default(),
         cells_of_tenant: config.cells_of_tenant,
+        quotas: config.settings.quotas,
+        ledger: Default::default(),
+        rates: Default::default(),
         draining: stop.clone(),
     });
     let router = api::router(app.clone());
@@ -127,8 +134,7 @@ pub async fn serve(
 
 fn prepare(engine: &Engine, config: &Config) -> Result<State, ServeError> {
     let state = State::open(&config.home)?;
-    let open = |address: &&Address| matches!(address, Address::Tcp(address) if !address.ip().is_loopback());
-    if let Some(open) = config.addresses.iter().find(open)
+    if let Some(open) = config.addresses.iter().find(|address| address.is_open())
         && !state.has_tokens()?
     {
         return Err(ServeError::Open(open.clone()));

@@ -15,12 +15,14 @@ use hyper::body::Incoming;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::{TcpListener, UnixListener};
+use tokio::net::{TcpListener, TcpStream, UnixListener};
 use tokio::sync::{Semaphore, watch};
+use tokio_rustls::TlsAcceptor;
 use tower_service::Service;
 
 use crate::ServeError;
 use crate::app::App;
+use crate::config::Tls;
 
 /// Connections at a time. One more waits in the kernel's queue.
 const MAX_CONNECTIONS: usize = 4096;
@@ -32,20 +34,33 @@ const MAX_HEAD: usize = 64 << 10;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Address {
     Tcp(SocketAddr),
+    /// With the certificate of the settings.
+    Tls(SocketAddr),
     Unix(PathBuf),
+}
+
+impl Address {
+    /// Whether other machines can reach it.
+    pub fn is_open(&self) -> bool {
+        match self {
+            Address::Tcp(address) | Address::Tls(address) => !address.ip().is_loopback(),
+            Address::Unix(_) => false,
+        }
+    }
 }
 
 impl std::fmt::Display for Address {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Address::Tcp(address) => write!(f, "http://{address}"),
+            Address::Tls(address) => write!(f, "https://{address}"),
             Address::Unix(path) => write!(f, "unix:{}", path.display()),
         }
     }
 }
 
 pub(crate) enum Listener {
-    Tcp(TcpListener),
+    Tcp(TcpListener, Option<TlsAcceptor>),
     Unix(UnixListener, Removed),
 }
 
@@ -58,14 +73,39 @@ impl Drop for Removed {
     }
 }
 
+/// Somebody who has called, and has yet to say who they want to be to us.
+enum Caller {
+    Plain(Pin<Box<dyn Connection>>),
+    Secret(TlsAcceptor, TcpStream),
+}
+
 trait Connection: AsyncRead + AsyncWrite + Send {}
 impl<T: AsyncRead + AsyncWrite + Send> Connection for T {}
 
+impl Caller {
+    /// Agrees on keys, where that is wanted. `None`: they have gone, or take too long.
+    async fn greet(self) -> Option<Pin<Box<dyn Connection>>> {
+        match self {
+            Caller::Plain(stream) => Some(stream),
+            Caller::Secret(acceptor, stream) => {
+                let greeted = tokio::time::timeout(HEAD_PATIENCE, acceptor.accept(stream)).await;
+                Some(Box::pin(greeted.ok()?.ok()?))
+            }
+        }
+    }
+}
+
 impl Listener {
-    pub(crate) async fn bind(address: &Address) -> Result<Listener, ServeError> {
+    pub(crate) async fn bind(address: &Address, tls: Option<&Tls>) -> Result<Listener, ServeError> {
         let failed = |source| ServeError::Listen { address: address.to_string(), source };
         Ok(match address {
-            Address::Tcp(address) => Listener::Tcp(TcpListener::bind(address).await.map_err(failed)?),
+            Address::Tcp(address) => Listener::Tcp(TcpListener::bind(address).await.map_err(failed)?, None),
+            Address::Tls(address) => {
+                let no_certificate = || failed(std::io::Error::other("there is no certificate"));
+                let Tls(config) = tls.ok_or_else(no_certificate)?;
+                let listener = TcpListener::bind(address).await.map_err(failed)?;
+                Listener::Tcp(listener, Some(TlsAcceptor::from(config.clone())))
+            }
             Address::Unix(path) => {
                 clear_the_way(path).await.map_err(failed)?;
                 let listener = UnixListener::bind(path).map_err(failed)?;
@@ -79,22 +119,26 @@ impl Listener {
     /// Where it really is: a port that was left open has been chosen.
     pub(crate) fn address(&self) -> Address {
         match self {
-            Listener::Tcp(listener) => {
-                Address::Tcp(listener.local_addr().unwrap_or_else(|_| SocketAddr::from(([0, 0, 0, 0], 0))))
+            Listener::Tcp(listener, tls) => {
+                let address = listener.local_addr().unwrap_or_else(|_| SocketAddr::from(([0, 0, 0, 0], 0)));
+                if tls.is_some() { Address::Tls(address) } else { Address::Tcp(address) }
             }
             Listener::Unix(_, Removed(path)) => Address::Unix(path.clone()),
         }
     }
 
-    async fn accept(&self) -> std::io::Result<Pin<Box<dyn Connection>>> {
+    async fn accept(&self) -> std::io::Result<Caller> {
         Ok(match self {
-            Listener::Tcp(listener) => {
+            Listener::Tcp(listener, tls) => {
                 let (stream, _) = listener.accept().await?;
                 // Small answers go out at once.
                 let _ = stream.set_nodelay(true);
-                Box::pin(stream)
+                match tls {
+                    Some(acceptor) => Caller::Secret(acceptor.clone(), stream),
+                    None => Caller::Plain(Box::pin(stream)),
+                }
             }
-            Listener::Unix(listener, _) => Box::pin(listener.accept().await?.0),
+            Listener::Unix(listener, _) => Caller::Plain(Box::pin(listener.accept().await?.0)),
         })
     }
 }
@@ -127,8 +171,8 @@ pub(crate) async fn serve(
             accepted = listener.accept() => accepted,
             _ = stop.wait_for(|stop| *stop) => break,
         };
-        let stream = match accepted {
-            Ok(stream) => stream,
+        let caller = match accepted {
+            Ok(caller) => caller,
             Err(_) => {
                 // Out of descriptors, most likely: some will be closed.
                 tokio::time::sleep(Duration::from_millis(50)).await;
@@ -149,14 +193,15 @@ pub(crate) async fn serve(
                 response
             }
         });
-        let connection = hyper::server::conn::http1::Builder::new()
-            .timer(TokioTimer::new())
-            .header_read_timeout(HEAD_PATIENCE)
-            .max_buf_size(MAX_HEAD)
-            .serve_connection(TokioIo::new(stream), service)
-            .with_upgrades();
         let (app, mut stop) = (app.clone(), stop.clone());
         tokio::spawn(async move {
+            let Some(stream) = caller.greet().await else { return };
+            let connection = hyper::server::conn::http1::Builder::new()
+                .timer(TokioTimer::new())
+                .header_read_timeout(HEAD_PATIENCE)
+                .max_buf_size(MAX_HEAD)
+                .serve_connection(TokioIo::new(stream), service)
+                .with_upgrades();
             app.metrics.connections.fetch_add(1, Ordering::Relaxed);
             let mut connection = std::pin::pin!(connection);
             // Whatever a client does to its connection is the client's business.

@@ -13,10 +13,10 @@ use casemate_engine::Executed;
 use casemate_engine::session::{Process, ProcessControl, Session, SessionExec};
 use tokio::sync::watch;
 
-use crate::admission::{Full, Permit};
 use crate::app::App;
-use crate::executions::{busy, note};
+use crate::executions::note;
 use crate::problem::{Code, Problem};
+use crate::quota::{self, Admitted};
 use crate::store::now;
 pub(crate) use log::{Log, Reading, Said};
 
@@ -42,7 +42,6 @@ pub(crate) struct Live {
     used: AtomicU64,
     paused: AtomicBool,
     processes: Mutex<BTreeMap<u32, Arc<Running>>>,
-    _permit: Permit,
 }
 
 /// A program in a session, until it is forgotten.
@@ -97,10 +96,8 @@ impl Sessions {
 
     /// Opens one. It counts as a cell of its tenant for as long as it lives.
     pub(crate) async fn open(app: &App, request: Request, terms: Terms) -> Result<Arc<Live>, Problem> {
-        app.check_open()?;
         let tenant = request.tenant().to_owned();
-        let permit = app.admission.admit(&tenant, app.cells_of_tenant).await.map_err(|Full::Queue| busy())?;
-        app.check_open()?;
+        let (request, admitted) = quota::admit(app, request).await?;
         let session = app.engine.open_session(request).await.map_err(|executed| not_begun(app, &executed))?;
         crate::metrics::Metrics::add(&app.metrics.sessions, 1);
         let id = session.id().to_owned();
@@ -118,10 +115,9 @@ impl Sessions {
             used: AtomicU64::new(0),
             paused: AtomicBool::new(false),
             processes: Mutex::default(),
-            _permit: permit,
         });
         app.sessions.lock().insert(id.clone(), live.clone());
-        tokio::spawn(look_after(app.clone(), live.clone(), ends));
+        tokio::spawn(look_after(app.clone(), live.clone(), admitted, ends));
         Ok(live)
     }
 
@@ -131,7 +127,7 @@ impl Sessions {
 }
 
 /// Until it is over, for whatever reason.
-async fn look_after(app: App, live: Arc<Live>, mut ends: watch::Receiver<Instant>) {
+async fn look_after(app: App, live: Arc<Live>, admitted: Admitted, mut ends: watch::Receiver<Instant>) {
     let executed = loop {
         let end = *ends.borrow_and_update();
         let idle_end = live.idle.map_or(end, |idle| live.last_used() + idle);
@@ -151,6 +147,7 @@ async fn look_after(app: App, live: Arc<Live>, mut ends: watch::Receiver<Instant
         }
     };
     app.sessions.lock().remove(live.session.id());
+    admitted.end(executed.as_ref().and_then(|executed| executed.outcome.usage.cpu));
     if let Some(executed) = executed {
         note(&app, live.session.id(), &executed);
     }

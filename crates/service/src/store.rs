@@ -45,6 +45,12 @@ CREATE TABLE answers (
     answer TEXT,
     PRIMARY KEY (tenant, key)
 ) STRICT;
+CREATE TABLE used (
+    tenant TEXT NOT NULL,
+    day INTEGER NOT NULL,
+    cpu_millis INTEGER NOT NULL,
+    PRIMARY KEY (tenant, day)
+) STRICT;
 ";
 
 #[derive(Debug, thiserror::Error)]
@@ -135,6 +141,11 @@ enum Write {
         state: &'static str,
         summary: String,
     },
+    Spent {
+        tenant: String,
+        day: i64,
+        cpu_millis: u64,
+    },
     /// Tell when everything before this is written.
     Flush(mpsc::SyncSender<()>),
 }
@@ -212,6 +223,29 @@ impl State {
         })
     }
 
+    /// Makes another token for the same tenant and scopes; the old one is good for `grace` more seconds. `None`: there is no such
+    /// token that is good.
+    pub fn rotate_token(
+        &self,
+        id: &str,
+        expires: Option<i64>,
+        grace: i64,
+    ) -> Result<Option<Token>, StateError> {
+        let good = |token: &TokenInfo| {
+            token.id == id && token.revoked.is_none() && token.expires.is_none_or(|expires| expires > now())
+        };
+        let Some(old) = self.tokens()?.into_iter().find(good) else { return Ok(None) };
+        let token = self.create_token(&old.tenant, &old.scopes, expires)?;
+        let until = now() + grace;
+        self.with(|connection| {
+            connection.execute(
+                "UPDATE tokens SET expires = min(?1, coalesce(expires, ?1)) WHERE id = ?2",
+                params![until, id],
+            )
+        })?;
+        Ok(Some(token))
+    }
+
     /// `false`: there is no such token, or it was revoked before.
     pub fn revoke_token(&self, id: &str) -> Result<bool, StateError> {
         let changed = self.with(|connection| {
@@ -259,6 +293,22 @@ impl State {
     /// It runs no more.
     pub(crate) fn ended(&self, id: &str, state: &'static str, summary: String) {
         self.write(Write::Ended { id: id.to_owned(), ended: now(), state, summary });
+    }
+
+    /// A tenant has used this much processor time, on this day since 1970.
+    pub(crate) fn spent(&self, tenant: &str, day: i64, cpu_millis: u64) {
+        self.write(Write::Spent { tenant: tenant.to_owned(), day, cpu_millis });
+    }
+
+    /// How much processor time a tenant has used on that day, in milliseconds.
+    pub(crate) fn used(&self, tenant: &str, day: i64) -> Result<u64, StateError> {
+        let used: Option<i64> = self.with(|connection| {
+            connection
+                .prepare_cached("SELECT cpu_millis FROM used WHERE tenant = ? AND day = ?")?
+                .query_row(params![tenant, day], |row| row.get(0))
+                .optional()
+        })?;
+        Ok(used.unwrap_or(0) as u64)
     }
 
     /// What a server that is gone has left running: it does not run any more.
@@ -400,6 +450,9 @@ fn write_all(mut connection: Connection, inbox: &mpsc::Receiver<Write>) {
                     Write::Ended { id, ended, state, summary } => transaction
                         .prepare_cached("UPDATE executions SET ended = ?, state = ?, summary = ? WHERE id = ?")?
                         .execute(params![ended, state, summary, id])?,
+                    Write::Spent { tenant, day, cpu_millis } => transaction
+                        .prepare_cached("INSERT INTO used (tenant, day, cpu_millis) VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET cpu_millis = cpu_millis + excluded.cpu_millis")?
+                        .execute(params![tenant, day, *cpu_millis as i64])?,
                     Write::Flush(tell) => {
                         told.push(tell.clone());
                         0
@@ -410,7 +463,7 @@ fn write_all(mut connection: Connection, inbox: &mpsc::Receiver<Write>) {
         })();
         if let Err(error) = written {
             // The evidence has it all the same; this is what makes it quick to find.
-            eprintln!("casemate: the state could not be written: {error}");
+            tracing::error!(%error, "the state could not be written");
         }
         for tell in told {
             let _ = tell.send(());

@@ -135,6 +135,11 @@ impl Admission {
         (state.taken, state.tenants.values().map(|tenant| tenant.waiting.len()).sum())
     }
 
+    /// How many cells a tenant has, and its share of the rest.
+    pub(crate) fn of(&self, tenant: &str) -> (usize, Share) {
+        self.lock().tenants.get(tenant).map_or_else(Default::default, |tenant| (tenant.cells, tenant.share))
+    }
+
     /// Lets in whoever may come in.
     fn serve(&self) {
         loop {

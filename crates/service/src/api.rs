@@ -1,5 +1,6 @@
 //! The addresses of the API, and what is done at each.
 
+mod archives;
 mod body;
 mod executions;
 mod files;
@@ -7,6 +8,8 @@ mod processes;
 mod receipts;
 mod sessions;
 mod stream;
+mod terminals;
+mod volumes;
 
 use axum::Router;
 use axum::extract::State;
@@ -41,11 +44,17 @@ pub(crate) fn router(app: App) -> Router {
         .route("/v1/sessions/{id}/processes/{pid}/stdin", post(processes::stdin))
         .route("/v1/sessions/{id}/processes/{pid}/signal", post(processes::signal))
         .route("/v1/sessions/{id}/files", get(files::read).put(files::write).delete(files::remove))
+        .route("/v1/sessions/{id}/files/archive", get(archives::download).put(archives::upload))
         .route("/v1/sessions/{id}/files/list", get(files::list))
         .route("/v1/sessions/{id}/files/stat", get(files::stat))
         .route("/v1/sessions/{id}/files/mkdir", post(files::make_directory))
         .route("/v1/sessions/{id}/files/rename", post(files::rename))
         .route("/v1/sessions/{id}/files/watch", get(files::watch))
+        .route("/v1/sessions/{id}/processes/{pid}/terminal", get(terminals::attach))
+        .route("/v1/sessions/{id}/volumes/{name}", post(volumes::save))
+        .route("/v1/volumes", get(volumes::list))
+        .route("/v1/volumes/{name}", delete(volumes::remove))
+        .route("/v1/usage", get(usage))
         .route("/v1/receipts/{id}", get(receipts::show))
         .route("/v1/receipts/{id}/verify", get(receipts::verify))
         .route("/v1/images", get(images))
@@ -79,6 +88,25 @@ async fn metrics(State(app): State<App>, caller: Caller) -> Result<impl IntoResp
     caller.check(Scope::Metrics)?;
     let text = app.metrics.text(app.admission.load(), app.sessions.count());
     Ok(([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text))
+}
+
+/// What the tenant has now and has used today, beside what it may.
+async fn usage(State(app): State<App>, caller: Caller) -> Result<impl IntoResponse, Problem> {
+    caller.check(Scope::Run)?;
+    let quota = app.quotas.of(&caller.tenant);
+    let (cells, share) = app.admission.of(&caller.tenant);
+    // What nobody has set a bound to is not counted.
+    let amount =
+        |used: u64, most: Option<u64>| serde_json::json!({"used": most.map(|_| used), "quota": most});
+    let volumes = app.volumes.bytes(&caller.tenant);
+    Ok(axum::Json(serde_json::json!({
+        "tenant": caller.tenant,
+        "cells": amount(cells as u64, quota.cells.or(Some(app.cells_of_tenant as u64))),
+        "memory_bytes": amount(share.memory, quota.memory),
+        "disk_bytes": amount(share.disk.saturating_add(volumes), quota.disk),
+        "cpu_ms_today": amount(app.ledger.used(&app.state, &caller.tenant), quota.cpu_millis),
+        "requests_per_second": {"quota": quota.requests},
+    })))
 }
 
 async fn images(State(app): State<App>, caller: Caller) -> Result<impl IntoResponse, Problem> {

@@ -19,6 +19,7 @@ use crate::quota::{Ledger, Quotas, Rates};
 use crate::sessions::Sessions;
 use crate::store::{Caller, State};
 use crate::token::{Scope, Token};
+use crate::volumes::Volumes;
 
 /// Of a request's body, unless its address takes more.
 pub(crate) const MAX_BODY: usize = 16 << 20;
@@ -35,6 +36,7 @@ pub(crate) struct Shared {
     pub(crate) admission: Admission,
     pub(crate) executions: Executions,
     pub(crate) sessions: Sessions,
+    pub(crate) volumes: Volumes,
     pub(crate) metrics: Metrics,
     /// What one tenant may have at a time.
     pub(crate) cells_of_tenant: usize,

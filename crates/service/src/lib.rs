@@ -3,6 +3,7 @@
 mod admission;
 mod api;
 mod app;
+mod archive;
 mod config;
 mod executions;
 mod listen;
@@ -13,6 +14,7 @@ mod sessions;
 pub mod shape;
 mod store;
 mod token;
+mod volumes;
 
 use std::io;
 use std::path::PathBuf;
@@ -32,6 +34,7 @@ pub use token::{Scope, Token, default_scopes};
 use crate::admission::{Admission, Room};
 use crate::app::{App, Shared};
 use crate::listen::Listener;
+use crate::volumes::Volumes;
 
 /// How a server is run.
 #[derive(Debug, Clone)]
@@ -98,9 +101,12 @@ pub async fn serve(
             }
         }
     }
+    let volumes = Volumes::of(&config.home);
+    volumes.sweep();
     let addresses: Vec<Address> = listeners.iter().map(Listener::address).collect();
     let app: App = Arc::new(Shared {
         images: Images::of(&config.home),
+        volumes,
         home: config.home,
         engine,
         state: Arc::new(state),
@@ -149,7 +155,11 @@ fn prepare(engine: &Engine, config: &Config) -> Result<State, ServeError> {
 /// Sessions end at once: nobody can use them any more. What was asked for and is waited for may go on for a while.
 async fn drain(app: &App, patience: Duration) {
     let sessions = app.sessions.list(None);
-    futures_util::future::join_all(sessions.iter().map(|live| live.session.end(Cause::Cancelled))).await;
+    let ending = sessions.iter().map(|live| async {
+        live.save_or_tell(app).await;
+        live.session.end(Cause::Cancelled).await
+    });
+    futures_util::future::join_all(ending).await;
     if !executions::drained(app, patience).await {
         app.executions.cancel_all();
         executions::drained(app, Duration::from_secs(10)).await;

@@ -51,6 +51,8 @@ codes! {
     NoRoute = "no-such-route", NOT_FOUND, "There is no such address";
     Method = "method-not-allowed", METHOD_NOT_ALLOWED, "The address does not take this method";
     Exists = "already-exists", CONFLICT, "It is there already";
+    /// Another session will write it back.
+    VolumeInUse = "volume-in-use", CONFLICT, "The volume is in use";
     NotADirectory = "not-a-directory", CONFLICT, "Something else is where a directory should be";
     IsADirectory = "is-a-directory", CONFLICT, "A directory is where a file should be";
     /// The same key was used for another request.
@@ -59,6 +61,7 @@ codes! {
     InProgress = "in-progress", CONFLICT, "An earlier request with this key is still being answered";
     TooLarge = "too-large", PAYLOAD_TOO_LARGE, "There is more than is taken";
     MediaType = "unsupported-media-type", UNSUPPORTED_MEDIA_TYPE, "The content is of a kind that is not taken";
+    Upgrade = "upgrade-required", UPGRADE_REQUIRED, "The address is for another protocol";
     TooSlow = "too-slow", REQUEST_TIMEOUT, "The request did not arrive in time";
     /// A wall, a limit or a clause is missing: nothing weaker is used instead.
     Refused = "refused", UNPROCESSABLE_ENTITY, "Casemate refuses to run this";

@@ -70,7 +70,8 @@ pub(crate) async fn admit(app: &App, request: Request) -> Result<(Request, Admit
         Quota { memory: None, disk: None, cpu_millis: None, .. } => (request, Share::default(), None),
         quota => weigh(app, quota, request)?,
     };
-    let most = Share { memory: quota.memory.unwrap_or(u64::MAX), disk: quota.disk.unwrap_or(u64::MAX) };
+    let kept = |disk: u64| disk.saturating_sub(app.volumes.bytes(request.tenant()));
+    let most = Share { memory: quota.memory.unwrap_or(u64::MAX), disk: quota.disk.map_or(u64::MAX, kept) };
     let cells = quota.cells.map_or(app.cells_of_tenant, |cells| cells as usize);
     let admitted = app.admission.admit(request.tenant(), cells, share, most).await;
     let permit = admitted.map_err(|full| match full {

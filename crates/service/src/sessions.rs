@@ -18,10 +18,13 @@ use crate::executions::note;
 use crate::problem::{Code, Problem};
 use crate::quota::{self, Admitted};
 use crate::store::now;
+use crate::volumes::Attached;
 pub(crate) use log::{Log, Reading, Said};
 
 /// Programs of a session that have ended and can still be asked about.
 const REMEMBERED: usize = 64;
+/// How long a volume may take to be kept.
+const SAVING: Duration = Duration::from_secs(60);
 
 #[derive(Debug, Default)]
 pub(crate) struct Sessions(Mutex<HashMap<String, Arc<Live>>>);
@@ -42,6 +45,7 @@ pub(crate) struct Live {
     used: AtomicU64,
     paused: AtomicBool,
     processes: Mutex<BTreeMap<u32, Arc<Running>>>,
+    volumes: Vec<Attached>,
 }
 
 /// A program in a session, until it is forgotten.
@@ -63,6 +67,7 @@ pub(crate) struct Terms {
     pub(crate) ttl: Duration,
     pub(crate) idle: Option<Duration>,
     pub(crate) metadata: BTreeMap<String, String>,
+    pub(crate) volumes: Vec<Attached>,
 }
 
 /// What a program of a session is started with.
@@ -115,9 +120,17 @@ impl Sessions {
             used: AtomicU64::new(0),
             paused: AtomicBool::new(false),
             processes: Mutex::default(),
+            volumes: terms.volumes,
         });
-        app.sessions.lock().insert(id.clone(), live.clone());
+        app.sessions.lock().insert(id, live.clone());
+        // From here on somebody sees to its end, whatever becomes of this request.
         tokio::spawn(look_after(app.clone(), live.clone(), admitted, ends));
+        for volume in &live.volumes {
+            if let Err(problem) = volume.fill(&app.volumes, &live).await {
+                live.session.end(Cause::Cancelled).await;
+                return Err(problem);
+            }
+        }
         Ok(live)
     }
 
@@ -141,6 +154,7 @@ async fn look_after(app: App, live: Arc<Live>, admitted: Admitted, mut ends: wat
                     live.touch();
                 }
                 if *ends.borrow() <= Instant::now() || idle {
+                    live.save_or_tell(&app).await;
                     break live.session.end(Cause::WallTime).await;
                 }
             }
@@ -174,6 +188,35 @@ impl Live {
     /// Seconds since 1970.
     pub(crate) fn expires(&self) -> i64 {
         now() + self.end.borrow().saturating_duration_since(Instant::now()).as_secs() as i64
+    }
+
+    /// Keeps what its volumes are now, and ends it. If one cannot be kept, it goes on.
+    pub(crate) async fn close(self: &Arc<Live>, app: &App) -> Result<Arc<Executed>, Problem> {
+        for volume in self.volumes.iter().filter(|volume| volume.is_kept()) {
+            self.save(app, &volume.name).await?;
+        }
+        let ended = self.session.end(Cause::Cancelled).await;
+        ended.ok_or_else(|| Problem::internal("what became of the session is not known"))
+    }
+
+    /// For a session whose end does not wait for anybody.
+    pub(crate) async fn save_or_tell(self: &Arc<Live>, app: &App) {
+        for volume in self.volumes.iter().filter(|volume| volume.is_kept()) {
+            if let Err(problem) = self.save(app, &volume.name).await {
+                let (session, volume, reason) = (self.session.id(), &volume.name, &problem.detail);
+                tracing::error!(session, volume, reason, "the volume is as it was saved before");
+            }
+        }
+    }
+
+    /// Keeps what one of its volumes is now, and returns how many bytes that takes.
+    pub(crate) async fn save(self: &Arc<Live>, app: &App, name: &str) -> Result<u64, Problem> {
+        let volume = self.volumes.iter().find(|volume| volume.name == name);
+        let volume = volume.ok_or_else(|| Problem::not_found("volume"))?;
+        let most = app.quotas.of(&self.tenant).disk.unwrap_or(u64::MAX);
+        let saving = volume.save(&app.volumes, self, most);
+        let saved = tokio::time::timeout(SAVING, saving).await;
+        saved.unwrap_or_else(|_| Err(Problem::internal("the volume could not be read in time")))
     }
 
     pub(crate) fn is_paused(&self) -> bool {

@@ -30,16 +30,16 @@ const MAX_FILE: u64 = 1 << 34;
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Named {
-    path: String,
+    pub(crate) path: String,
 }
 
-fn session(app: &App, caller: &Caller, id: &str) -> Result<Arc<Live>, Problem> {
+pub(crate) fn session(app: &App, caller: &Caller, id: &str) -> Result<Arc<Live>, Problem> {
     caller.check(Scope::Run)?;
     app.sessions.find(&caller.tenant, id)
 }
 
 /// In its shortest spelling. The cell resolves it once more, beneath its writable directories.
-fn path(text: &str) -> Result<String, Problem> {
+pub(crate) fn path(text: &str) -> Result<String, Problem> {
     match text.trim_end_matches('/') {
         whole @ ("/work" | "/tmp") => Ok(whole.to_owned()),
         _ => Ok(GuestPath::new(text)?.as_str().to_owned()),

@@ -66,7 +66,7 @@ struct Following {
     over: bool,
 }
 
-struct LogOf(Arc<Running>);
+pub(crate) struct LogOf(pub(crate) Arc<Running>);
 
 impl std::ops::Deref for LogOf {
     type Target = Log;

@@ -7,7 +7,6 @@ use axum::extract::{Path, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use casemate_core::limits::LimitKind;
-use casemate_core::outcome::Cause;
 use casemate_core::request::Request;
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -17,7 +16,7 @@ use crate::app::App;
 use crate::problem::{Code, Problem};
 use crate::sessions::{Live, Sessions, Terms};
 use crate::shape::outcome::ExecutionJson;
-use crate::shape::request::{Amount, NewSession};
+use crate::shape::request::{Amount, NewSession, VolumeIn};
 use crate::store::Caller;
 use crate::token::Scope;
 
@@ -41,7 +40,11 @@ pub(crate) async fn create(
         let hint = format!("keep it below {MAX_METADATA} entries and 16 KiB");
         return Err(Problem::new(Code::Invalid, "there is too much metadata", hint));
     }
-    let live = open(&app, &caller, asked, Terms { ttl, idle, metadata }).await?;
+    let volumes = std::mem::take(&mut asked.volumes);
+    let attach =
+        |volume: VolumeIn| app.volumes.attach(&caller.tenant, &volume.name, &volume.path, volume.keep);
+    let volumes = volumes.into_iter().map(attach).collect::<Result<Vec<_>, _>>()?;
+    let live = open(&app, &caller, asked, Terms { ttl, idle, metadata, volumes }).await?;
     let place = format!("/v1/sessions/{}", live.session.id());
     Ok((StatusCode::CREATED, [("location", place)], Json(described(&live))).into_response())
 }
@@ -119,8 +122,7 @@ pub(crate) async fn kill(
 ) -> Result<Response, Problem> {
     caller.check(Scope::Run)?;
     let live = app.sessions.find(&caller.tenant, &id)?;
-    let ended = live.session.end(Cause::Cancelled).await;
-    let ended = ended.ok_or_else(|| Problem::internal("what became of the session is not known"))?;
+    let ended = live.close(&app).await?;
     Ok(Json(ExecutionJson::summary(&ended)).into_response())
 }
 

@@ -72,6 +72,22 @@ pub(crate) struct FileIn {
     pub(crate) mode: Option<u32>,
 }
 
+/// A volume of the tenant, made if there is none of this name.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct VolumeIn {
+    pub(crate) name: String,
+    /// Below `/work` or `/tmp`.
+    pub(crate) path: String,
+    /// Whether what the session changes is kept when it ends.
+    #[serde(default = "kept")]
+    pub(crate) keep: bool,
+}
+
+const fn kept() -> bool {
+    true
+}
+
 macro_rules! body {
     ($(#[$doc:meta])* $name:ident { $($field:ident: $kind:ty),* $(,)? } with { $($more:ident: $of:ty),* $(,)? }) => {
         $(#[$doc])*
@@ -101,7 +117,7 @@ body! {
 body! {
     /// `POST /v1/sessions`
     NewSession {
-        ttl: Option<Amount>, idle_timeout: Option<Amount>, metadata: BTreeMap<String, String>,
+        ttl: Option<Amount>, idle_timeout: Option<Amount>, metadata: BTreeMap<String, String>, volumes: Vec<VolumeIn>,
     } with {
         risk: Option<String>, kind: Option<String>, tags: Vec<String>, needs: Vec<String>, image: Option<String>,
         on: Option<String>, at_least: Option<String>, env: BTreeMap<String, String>, cwd: Option<String>,

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use casemate_engine::Entry;
-use casemate_engine::session::{FileError, Outflow, Piece};
+use casemate_engine::session::{FileError, FileInfo, FileKind, Outflow, Piece};
 use casemate_unpack::Limits;
 use casemate_unpack::fault::Error;
 use casemate_unpack::tar::{Archive, Kind};
@@ -46,15 +46,16 @@ struct Packing {
     left: u64,
     /// And what fills its last block.
     filling: usize,
-    left_out: String,
     over: bool,
 }
 
-/// The file or directory at `path`, as it is sent. Links, sockets and the like are not packed; a comment at the end names them.
+/// The file or directory at `path`, as it is sent. Links, sockets and the like are not packed; a comment at the beginning names them,
+/// since readers do not agree on one at the end.
 pub(crate) async fn pack(
     live: &Arc<Live>,
     path: &str,
 ) -> Result<impl Stream<Item = io::Result<Bytes>> + Send + use<>, Problem> {
+    let left_out = left_out(&live.session.list(path, u32::MAX).await?);
     let mut pieces = live.session.get(path, MAX_BYTES, MAX_ENTRIES);
     let first = match pieces.next().await {
         Some(Piece::Failed(error)) => return Err(error.into()),
@@ -62,16 +63,12 @@ pub(crate) async fn pack(
         Some(first) => first,
     };
     let name = path.rsplit('/').next().unwrap_or_default().to_owned();
-    let mut packing = Packing {
-        pieces,
-        _live: live.clone(),
-        name,
-        left: 0,
-        filling: 0,
-        left_out: String::new(),
-        over: false,
-    };
-    let begun = packing.take(first);
+    let mut packing = Packing { pieces, _live: live.clone(), name, left: 0, filling: 0, over: false };
+    let mut begun = Vec::new();
+    if !left_out.is_empty() {
+        extension(&mut begun, b'g', &[("comment", &left_out)]);
+    }
+    let begun = packing.take(first).map(|first| [begun.as_slice(), &first].concat().into());
     Ok(futures_util::stream::unfold((Some(begun), packing), |(begun, mut packing)| async {
         if let Some(begun) = begun {
             return Some((begun, (None, packing)));
@@ -119,12 +116,8 @@ impl Packing {
                 }
                 Ok(bytes.into())
             }
-            Piece::Skipped { path, why } => {
-                if self.left_out.len() < MAX_LEFT_OUT {
-                    self.left_out += &format!("{}: {why}; ", path.escape_default());
-                }
-                Ok(Bytes::new())
-            }
+            // Told at the beginning.
+            Piece::Skipped { .. } => Ok(Bytes::new()),
             Piece::Failed(error) => {
                 self.over = true;
                 Err(io::Error::other(error.to_string()))
@@ -142,13 +135,25 @@ impl Packing {
 
     fn end(&self) -> io::Result<Bytes> {
         self.check_whole()?;
-        let mut end = Vec::new();
-        if !self.left_out.is_empty() {
-            extension(&mut end, b'g', &[("comment", &format!("left out: {}", self.left_out))]);
-        }
-        end.resize(end.len() + 2 * BLOCK, 0);
-        Ok(end.into())
+        Ok(vec![0; 2 * BLOCK].into())
     }
+}
+
+/// Names what is neither a file nor a directory.
+fn left_out(found: &[(String, FileInfo)]) -> String {
+    let mut names = String::new();
+    for (path, info) in found {
+        let what = match info.kind {
+            FileKind::File | FileKind::Directory => continue,
+            FileKind::Link => "a symbolic link",
+            FileKind::Other => "no file",
+        };
+        if names.len() < MAX_LEFT_OUT {
+            names += if names.is_empty() { "left out: " } else { "; " };
+            names += &format!("{} ({what})", path.escape_default());
+        }
+    }
+    names
 }
 
 /// Zeros after a member's content.

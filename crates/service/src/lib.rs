@@ -6,6 +6,7 @@ mod app;
 mod archive;
 mod config;
 mod executions;
+mod linger;
 mod listen;
 mod metrics;
 mod problem;

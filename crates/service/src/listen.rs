@@ -23,6 +23,7 @@ use tower_service::Service;
 use crate::ServeError;
 use crate::app::App;
 use crate::config::Tls;
+use crate::linger::Lingering;
 
 /// Connections at a time. One more waits in the kernel's queue.
 const MAX_CONNECTIONS: usize = 4096;
@@ -184,7 +185,7 @@ pub(crate) async fn serve(
             let (mut router, app) = (router.clone(), own.clone());
             async move {
                 app.metrics.requests.fetch_add(1, Ordering::Relaxed);
-                let response = router.call(request.map(Body::new)).await;
+                let response = router.call(request.map(|body| Body::new(Lingering::new(body)))).await;
                 if let Ok(response) = &response
                     && (response.status().is_client_error() || response.status().is_server_error())
                 {

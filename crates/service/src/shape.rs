@@ -1,5 +1,8 @@
 //! The JSON of the API.
 
+pub(crate) mod event;
 pub(crate) mod files;
+pub(crate) mod listed;
 pub mod outcome;
 pub(crate) mod request;
+mod words;

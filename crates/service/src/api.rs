@@ -2,35 +2,36 @@
 
 mod archives;
 mod body;
+mod document;
 mod executions;
+mod extract;
 mod files;
+mod images;
+mod page;
 mod processes;
 mod receipts;
+mod server;
 mod sessions;
 mod stream;
 mod terminals;
+mod usage;
 mod volumes;
 
 use axum::Router;
-use axum::extract::State;
-use axum::http::{Method, Uri, header};
-use axum::response::IntoResponse;
+use axum::http::{Method, Uri};
 use axum::routing::{delete, get, post};
-use serde::Deserialize;
 
 use crate::app::{App, name_request};
 use crate::problem::{Code, Problem};
-use crate::store::Caller;
-use crate::token::Scope;
 
-/// How many a list has, unless fewer are asked for.
-const PAGE: usize = 100;
-
+/// What is here is described in [`document`], or does not belong to this API but to one that clients bring along.
 pub(crate) fn router(app: App) -> Router {
     Router::new()
-        .route("/healthz", get(|| async { "ok\n" }))
-        .route("/readyz", get(ready))
-        .route("/metrics", get(metrics))
+        .route("/openapi.json", get(document::openapi))
+        .route("/docs", get(document::docs))
+        .route("/healthz", get(server::health))
+        .route("/readyz", get(server::ready))
+        .route("/metrics", get(server::metrics))
         .route("/v1/executions", post(executions::create).get(executions::list))
         .route("/v1/executions/{id}", get(executions::show).delete(executions::cancel))
         .route("/v1/explain", post(executions::explain))
@@ -54,11 +55,11 @@ pub(crate) fn router(app: App) -> Router {
         .route("/v1/sessions/{id}/volumes/{name}", post(volumes::save))
         .route("/v1/volumes", get(volumes::list))
         .route("/v1/volumes/{name}", delete(volumes::remove))
-        .route("/v1/usage", get(usage))
+        .route("/v1/usage", get(usage::show))
         .route("/v1/receipts/{id}", get(receipts::show))
         .route("/v1/receipts/{id}/verify", get(receipts::verify))
-        .route("/v1/images", get(images))
-        .route("/v1/tokens/self", delete(no_such_route))
+        .route("/v1/images", get(images::list).post(images::import))
+        .route("/v1/images/{name}", get(images::show).delete(images::remove))
         .fallback(no_such_route)
         .method_not_allowed_fallback(wrong_method)
         .layer(axum::middleware::from_fn(name_request))
@@ -76,87 +77,4 @@ async fn no_such_route(uri: Uri) -> Problem {
 async fn wrong_method(method: Method, uri: Uri) -> Problem {
     let detail = format!("{} does not take {method}", uri.path());
     Problem::new(Code::Method, detail, "/openapi.json lists what there is")
-}
-
-async fn ready(State(app): State<App>) -> Result<&'static str, Problem> {
-    app.check_open()?;
-    app.state.has_tokens().map_err(|error| Problem::internal(error.to_string()))?;
-    Ok("ready\n")
-}
-
-async fn metrics(State(app): State<App>, caller: Caller) -> Result<impl IntoResponse, Problem> {
-    caller.check(Scope::Metrics)?;
-    let text = app.metrics.text(app.admission.load(), app.sessions.count());
-    Ok(([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text))
-}
-
-/// What the tenant has now and has used today, beside what it may.
-async fn usage(State(app): State<App>, caller: Caller) -> Result<impl IntoResponse, Problem> {
-    caller.check(Scope::Run)?;
-    let quota = app.quotas.of(&caller.tenant);
-    let (cells, share) = app.admission.of(&caller.tenant);
-    // What nobody has set a bound to is not counted.
-    let amount =
-        |used: u64, most: Option<u64>| serde_json::json!({"used": most.map(|_| used), "quota": most});
-    let volumes = app.volumes.bytes(&caller.tenant);
-    Ok(axum::Json(serde_json::json!({
-        "tenant": caller.tenant,
-        "cells": amount(cells as u64, quota.cells.or(Some(app.cells_of_tenant as u64))),
-        "memory_bytes": amount(share.memory, quota.memory),
-        "disk_bytes": amount(share.disk.saturating_add(volumes), quota.disk),
-        "cpu_ms_today": amount(app.ledger.used(&app.state, &caller.tenant), quota.cpu_millis),
-        "requests_per_second": {"quota": quota.requests},
-    })))
-}
-
-async fn images(State(app): State<App>, caller: Caller) -> Result<impl IntoResponse, Problem> {
-    caller.check(Scope::Run)?;
-    let images = app.images.clone();
-    let listed = tokio::task::spawn_blocking(move || images.list()).await;
-    let listed = listed.map_err(|_| Problem::internal("the list was lost"))?;
-    let listed = listed.map_err(|error| Problem::new(Code::Internal, error.to_string(), error.hint()))?;
-    let shown: Vec<serde_json::Value> = listed
-        .iter()
-        .map(|image| {
-            serde_json::json!({"digest": image.digest.to_string(), "names": image.names, "size_bytes": image.bytes})
-        })
-        .collect();
-    Ok(axum::Json(serde_json::json!({"images": shown})))
-}
-
-/// Which part of a list.
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(crate) struct Page {
-    cursor: Option<String>,
-    limit: Option<usize>,
-}
-
-impl Page {
-    /// What to look before, and how many.
-    fn bounds(&self) -> Result<(i64, usize), Problem> {
-        let limit = self.limit.unwrap_or(PAGE);
-        if !(1..=PAGE).contains(&limit) {
-            let hint = format!("limit is between 1 and {PAGE}");
-            return Err(Problem::new(Code::Invalid, format!("a list of {limit} cannot be had"), hint));
-        }
-        let before = match &self.cursor {
-            None => i64::MAX,
-            Some(cursor) => {
-                cursor.strip_prefix('p').and_then(|place| place.parse().ok()).ok_or_else(|| {
-                    Problem::new(
-                        Code::Invalid,
-                        "this is not a cursor",
-                        "send the `next` of the list before, as it is",
-                    )
-                })?
-            }
-        };
-        Ok((before, limit))
-    }
-
-    /// Where the next part begins, if there is one.
-    fn next(limit: usize, found: &[crate::store::Known]) -> Option<String> {
-        found.last().filter(|_| found.len() == limit).map(|last| format!("p{}", last.place))
-    }
 }

@@ -10,6 +10,7 @@ use axum::middleware::Next;
 use axum::response::Response;
 use casemate_engine::Engine;
 use casemate_engine::images::Images;
+use tokio::sync::Semaphore;
 
 use crate::admission::Admission;
 use crate::executions::Executions;
@@ -38,6 +39,8 @@ pub(crate) struct Shared {
     pub(crate) sessions: Sessions,
     pub(crate) volumes: Volumes,
     pub(crate) metrics: Metrics,
+    /// One image is taken in at a time.
+    pub(crate) imports: Arc<Semaphore>,
     /// What one tenant may have at a time.
     pub(crate) cells_of_tenant: usize,
     pub(crate) quotas: Quotas,

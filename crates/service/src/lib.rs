@@ -25,7 +25,7 @@ use std::time::Duration;
 use casemate_core::outcome::Cause;
 use casemate_engine::images::Images;
 use casemate_engine::{Engine, OpenError};
-use tokio::sync::watch;
+use tokio::sync::{Semaphore, watch};
 
 pub use config::{ConfigError, FILE as CONFIG_FILE, Settings, Tls};
 pub use listen::Address;
@@ -115,6 +115,7 @@ pub async fn serve(
         executions: Default::default(),
         sessions: Default::default(),
         metrics: Default::default(),
+        imports: Arc::new(Semaphore::new(1)),
         cells_of_tenant: config.cells_of_tenant,
         quotas: config.settings.quotas,
         ledger: Default::default(),

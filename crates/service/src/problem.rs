@@ -6,8 +6,11 @@ use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use casemate_core::outcome::Refusal;
 use casemate_core::request::Invalid;
+use casemate_engine::images::ImageError;
 use casemate_engine::session::FileError;
 use serde::Serialize;
+use utoipa::ToSchema;
+use utoipa::openapi::schema::{Object, ObjectBuilder, Type};
 
 /// A request that came to nothing.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -26,7 +29,6 @@ macro_rules! codes {
         pub(crate) enum Code { $($(#[$doc])* $name),* }
 
         impl Code {
-            #[cfg(test)]
             pub(crate) const ALL: &[Code] = &[$(Code::$name),*];
 
             pub(crate) const fn as_str(self) -> &'static str {
@@ -50,6 +52,7 @@ codes! {
     NotFound = "not-found", NOT_FOUND, "There is no such thing";
     NoRoute = "no-such-route", NOT_FOUND, "There is no such address";
     Method = "method-not-allowed", METHOD_NOT_ALLOWED, "The address does not take this method";
+    InUse = "in-use", CONFLICT, "Somebody uses it";
     Exists = "already-exists", CONFLICT, "It is there already";
     /// Another session will write it back.
     VolumeInUse = "volume-in-use", CONFLICT, "The volume is in use";
@@ -73,14 +76,26 @@ codes! {
     Internal = "internal", INTERNAL_SERVER_ERROR, "Something went wrong here";
 }
 
-#[derive(Serialize)]
-struct Document<'a> {
+/// What went wrong, after RFC 9457.
+#[derive(Serialize, ToSchema)]
+#[schema(as = Problem)]
+pub(crate) struct Document<'a> {
     r#type: String,
+    /// What its code means.
     title: &'a str,
     status: u16,
+    /// What happened this time.
     detail: &'a str,
+    /// For programs: it keeps its meaning.
+    #[schema(schema_with = codes)]
     code: &'a str,
+    /// What to do about it.
     hint: &'a str,
+}
+
+fn codes() -> Object {
+    let words = Code::ALL.iter().map(|code| code.as_str());
+    ObjectBuilder::new().schema_type(Type::String).enum_values(Some(words)).build()
 }
 
 impl Problem {
@@ -141,6 +156,18 @@ impl From<Invalid> for Problem {
 impl From<Refusal> for Problem {
     fn from(Refusal { reason, hint }: Refusal) -> Problem {
         Problem::new(Code::Refused, reason, hint)
+    }
+}
+
+impl From<ImageError> for Problem {
+    fn from(error: ImageError) -> Problem {
+        let code = match &error {
+            ImageError::InUse(_) => Code::InUse,
+            ImageError::Large { .. } => Code::TooLarge,
+            ImageError::Host { .. } | ImageError::Unpacker(_) => Code::Internal,
+            _ => Code::Invalid,
+        };
+        Problem::new(code, error.to_string(), error.hint())
     }
 }
 

@@ -1,5 +1,9 @@
 //! The JSON of the API.
 
+pub(crate) mod event;
 pub(crate) mod files;
+pub(crate) mod kept;
+pub(crate) mod listed;
 pub mod outcome;
 pub(crate) mod request;
+mod words;

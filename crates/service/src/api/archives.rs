@@ -4,23 +4,32 @@ use std::io;
 
 use axum::Json;
 use axum::body::Body;
-use axum::extract::{Path, Query, State};
+use axum::extract::State;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use futures_util::Stream;
 use http_body_util::BodyExt;
-use serde_json::json;
 use tokio::time::timeout;
 use tokio_util::io::StreamReader;
 
+use super::document::{Asked, OnFiles, Sent};
+use super::extract::{Path, Query};
 use super::files::{Named, path, session};
 use crate::app::{App, BODY_PATIENCE};
 use crate::archive::{self, Unpacked};
 use crate::problem::Problem;
+use crate::shape::kept::UnpackedJson;
 use crate::store::Caller;
 
-/// `GET /v1/sessions/{id}/files/archive?path=…`
+/// Download a file or tree as a tar archive.
+///
+/// What is neither a file nor a directory is not in it, and is named in a pax comment at its beginning.
+#[utoipa::path(
+    get, path = "/v1/sessions/{id}/files/archive", operation_id = "downloadArchive", tag = "files",
+    params(("id" = String, Path, description = "Of a session"), Named),
+    responses((status = 200, description = "The archive", body = Vec<u8>, content_type = "application/x-tar"), Asked, OnFiles)
+)]
 pub(crate) async fn download(
     State(app): State<App>,
     caller: Caller,
@@ -37,19 +46,27 @@ pub(crate) async fn download(
     Ok((headers, Body::from_stream(packed)).into_response())
 }
 
-/// `PUT /v1/sessions/{id}/files/archive?path=…`
+/// Upload a tree as a tar archive.
+///
+/// Of files and directories, not compressed. Links, devices, absolute names and `..` end it; what came before stays.
+#[utoipa::path(
+    put, path = "/v1/sessions/{id}/files/archive", operation_id = "uploadArchive", tag = "files",
+    params(("id" = String, Path, description = "Of a session"), Named),
+    request_body(content = Vec<u8>, content_type = "application/x-tar", description = "The archive"),
+    responses((status = 201, description = "All of it is there", body = UnpackedJson), Asked, OnFiles, Sent)
+)]
 pub(crate) async fn upload(
     State(app): State<App>,
     caller: Caller,
     Path(id): Path<String>,
     Query(Named { path: asked }): Query<Named>,
     body: Body,
-) -> Result<Response, Problem> {
+) -> Result<(StatusCode, Json<UnpackedJson>), Problem> {
     let live = session(&app, &caller, &id)?;
     let place = path(&asked)?;
     let archive = StreamReader::new(Box::pin(frames(body)));
     let Unpacked { files, bytes } = archive::unpack(live, place.clone(), archive).await?;
-    Ok((StatusCode::CREATED, Json(json!({"path": place, "files": files, "bytes": bytes}))).into_response())
+    Ok((StatusCode::CREATED, Json(UnpackedJson { path: place, files, bytes })))
 }
 
 /// What comes, as long as it comes.

@@ -1,32 +1,50 @@
 //! `/v1/executions` and `/v1/explain`.
 
 use axum::Json;
-use axum::extract::{Path, Query, State};
+use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use casemate_core::request::Request;
-use serde_json::json;
 use sha2::{Digest, Sha256};
 
 use super::body::Document;
-use super::{Page, stream};
+use super::document::{Admitted, Asked, Conflicting, Documented, Named, Queried};
+use super::extract::{Path, Query};
+use super::page::Page;
+use super::stream;
 use crate::app::App;
 use crate::executions::{self as running, Execution};
 use crate::problem::{Code, Problem};
+use crate::shape::event::{BareJson, StartedJson};
+use crate::shape::listed::{ExecutionsJson, KnownJson};
 use crate::shape::outcome::{ExecutionJson, ExplainJson};
-use crate::shape::request::Execution as Asked;
+use crate::shape::request::Execution as NewExecution;
 use crate::store::{Caller, Claim};
 use crate::token::Scope;
 
 const KEY: &str = "idempotency-key";
 const MAX_KEY: usize = 255;
 
-/// `POST /v1/executions`
+/// Run something, in a cell of its own.
+///
+/// Answers when it has ended, or with events as things happen: `started`, `stdout` and `stderr`, and at last `ended` with the outcome, or
+/// `lost`. Something that Casemate refuses to run has an outcome, too, since it has a receipt. Whoever closes the connection ends what
+/// runs, unless they have sent a key.
+#[utoipa::path(
+    post, path = "/v1/executions", operation_id = "createExecution", tag = "executions",
+    params(("Idempotency-Key" = Option<String>, Header, min_length = 1, max_length = 255, nullable = false,
+        description = "The same request with the same key is answered with the same outcome, for a day; not with `stream`")),
+    request_body = NewExecution,
+    responses(
+        (status = 200, description = "What came of it", content((ExecutionJson = "application/json"), (String = "text/event-stream"))),
+        Asked, Documented, Admitted, Conflicting,
+    )
+)]
 pub(crate) async fn create(
     State(app): State<App>,
     caller: Caller,
     headers: HeaderMap,
-    asked: Document<Asked>,
+    asked: Document<NewExecution>,
 ) -> Result<Response, Problem> {
     caller.check(Scope::Run)?;
     let Document { value, bytes } = asked;
@@ -51,7 +69,7 @@ pub(crate) async fn create(
     Ok((StatusCode::OK, [("content-type", "application/json")], said).into_response())
 }
 
-async fn begin(app: &App, caller: &Caller, asked: Asked) -> Result<Execution, Problem> {
+async fn begin(app: &App, caller: &Caller, asked: NewExecution) -> Result<Execution, Problem> {
     let (draft, io, files) = asked.into_draft(&caller.tenant, &app.images)?;
     running::begin(app, Request::new(draft)?, io, files).await
 }
@@ -63,7 +81,7 @@ async fn once(
     caller: Caller,
     key: String,
     request: [u8; 32],
-    asked: Asked,
+    asked: NewExecution,
 ) -> Result<String, Problem> {
     let failed = |error: crate::store::StateError| Problem::internal(error.to_string());
     match app.state.claim(&caller.tenant, &key, &request).map_err(failed)? {
@@ -104,7 +122,7 @@ fn events(execution: Execution) -> Response {
     stream::sse(futures_util::stream::unfold(Step::Begin(execution), |step| async move {
         match step {
             Step::Begin(execution) => {
-                let event = stream::named("started", &json!({"id": execution.id}));
+                let event = stream::named("started", &StartedJson { id: execution.id.clone(), pid: None });
                 Some((event, Step::Follow(execution)))
             }
             Step::Follow(mut execution) => match execution.output.recv().await {
@@ -115,7 +133,7 @@ fn events(execution: Execution) -> Response {
                             let told = ExecutionJson::summary(&executed).with_files(execution.files());
                             stream::named("ended", &told)
                         }
-                        Err(_) => stream::named("lost", &json!({})),
+                        Err(_) => stream::named("lost", &BareJson {}),
                     };
                     Some((event, Step::Done))
                 }
@@ -125,49 +143,56 @@ fn events(execution: Execution) -> Response {
     }))
 }
 
-/// `GET /v1/executions/{id}`
+/// Look an execution up.
+#[utoipa::path(
+    get, path = "/v1/executions/{id}", operation_id = "getExecution", tag = "executions",
+    params(("id" = String, Path, description = "Of an execution")),
+    responses((status = 200, description = "What is known of it", body = KnownJson), Asked, Named)
+)]
 pub(crate) async fn show(
     State(app): State<App>,
     caller: Caller,
     Path(id): Path<String>,
-) -> Result<Response, Problem> {
+) -> Result<Json<KnownJson>, Problem> {
     caller.check(Scope::Run)?;
     app.state.flush();
     let found = app.state.find(&caller.tenant, "execution", &id);
     let found = found.map_err(|error| Problem::internal(error.to_string()))?;
     let known = found.ok_or_else(|| Problem::not_found("execution"))?;
-    Ok(Json(described(&known)).into_response())
+    Ok(Json(known.into()))
 }
 
-fn described(known: &crate::store::Known) -> serde_json::Value {
-    let summary =
-        known.summary.as_deref().and_then(|text| serde_json::from_str::<serde_json::Value>(text).ok());
-    json!({
-        "id": known.id,
-        "state": known.state,
-        "created": known.created,
-        "ended": known.ended,
-        "outcome": summary,
-    })
-}
-
-/// `GET /v1/executions`
+/// List executions, the newest first.
+#[utoipa::path(
+    get, path = "/v1/executions", operation_id = "listExecutions", tag = "executions",
+    params(Page),
+    responses((status = 200, description = "A part of them", body = ExecutionsJson), Asked, Queried)
+)]
 pub(crate) async fn list(
     State(app): State<App>,
     caller: Caller,
     Query(page): Query<Page>,
-) -> Result<Response, Problem> {
+) -> Result<Json<ExecutionsJson>, Problem> {
     caller.check(Scope::Run)?;
     let (before, limit) = page.bounds()?;
     app.state.flush();
     let found = app.state.list(&caller.tenant, "execution", before, limit);
     let found = found.map_err(|error| Problem::internal(error.to_string()))?;
-    let next = Page::next(limit, &found);
-    let executions: Vec<_> = found.iter().map(described).collect();
-    Ok(Json(json!({"executions": executions, "next": next})).into_response())
+    let next = page.next(&found);
+    let executions = found.into_iter().map(KnownJson::from).collect();
+    Ok(Json(ExecutionsJson { executions, next }))
 }
 
-/// `DELETE /v1/executions/{id}`
+/// End an execution.
+#[utoipa::path(
+    delete, path = "/v1/executions/{id}", operation_id = "cancelExecution", tag = "executions",
+    params(("id" = String, Path, description = "Of an execution")),
+    responses(
+        (status = 202, description = "It is being ended"),
+        (status = 204, description = "It has ended meanwhile"),
+        Asked, Named,
+    )
+)]
 pub(crate) async fn cancel(
     State(app): State<App>,
     caller: Caller,
@@ -186,14 +211,19 @@ pub(crate) async fn cancel(
     }
 }
 
-/// `POST /v1/explain`
+/// Say what would run where, and why; run nothing.
+#[utoipa::path(
+    post, path = "/v1/explain", operation_id = "explain", tag = "executions",
+    request_body = NewExecution,
+    responses((status = 200, description = "How it would be run", body = ExplainJson), Asked, Documented)
+)]
 pub(crate) async fn explain(
     State(app): State<App>,
     caller: Caller,
-    asked: Document<Asked>,
-) -> Result<Response, Problem> {
+    asked: Document<NewExecution>,
+) -> Result<Json<ExplainJson>, Problem> {
     caller.check(Scope::Run)?;
     let (draft, ..) = asked.value.into_draft(&caller.tenant, &app.images)?;
     let explanation = app.engine.explain(&Request::new(draft)?)?;
-    Ok(Json(ExplainJson::new(explanation)).into_response())
+    Ok(Json(ExplainJson::new(explanation)))
 }

@@ -4,33 +4,41 @@ use std::sync::Arc;
 
 use axum::Json;
 use axum::body::Body;
-use axum::extract::{Path, Query, State};
+use axum::extract::State;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use casemate_core::request::GuestPath;
 use casemate_engine::Entry;
-use casemate_engine::session::{Change, Changed, FileError, FileInfo, FileKind, Piece};
+use casemate_engine::session::{Changed, FileError, FileKind, Piece};
 use http_body_util::BodyExt;
 use serde::Deserialize;
-use serde_json::{Value, json};
 use tokio::time::timeout;
+use utoipa::{IntoParams, ToSchema};
 
 use super::body::Document;
+use super::document::{Asked, Documented, OnFiles, Sent};
+use super::extract::{Path, Query};
 use super::stream;
 use crate::app::{App, BODY_PATIENCE};
 use crate::problem::{Code, Problem};
 use crate::sessions::Live;
+use crate::shape::event::{BareJson, ChangedJson};
+use crate::shape::listed::{EntriesJson, EntryJson, MadeDirectoryJson, WrittenJson};
+use crate::shape::request::mode as parse_mode;
 use crate::store::Caller;
 use crate::token::Scope;
 
 /// Of one file on its way out.
 const MAX_FILE: u64 = 1 << 34;
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
 pub(crate) struct Named {
-    pub(crate) path: String,
+    /// Below `/work` or `/tmp`.
+    #[param(example = "/work/data.txt")]
+    pub(super) path: String,
 }
 
 pub(crate) fn session(app: &App, caller: &Caller, id: &str) -> Result<Arc<Live>, Problem> {
@@ -46,7 +54,12 @@ pub(crate) fn path(text: &str) -> Result<String, Problem> {
     }
 }
 
-/// `GET /v1/sessions/{id}/files?path=…`
+/// Read a file.
+#[utoipa::path(
+    get, path = "/v1/sessions/{id}/files", operation_id = "readFile", tag = "files",
+    params(("id" = String, Path, description = "Of a session"), Named),
+    responses((status = 200, description = "Its bytes", body = Vec<u8>, content_type = "application/octet-stream"), Asked, OnFiles)
+)]
 pub(crate) async fn read(
     State(app): State<App>,
     caller: Caller,
@@ -81,31 +94,37 @@ pub(crate) async fn read(
     Ok((headers, Body::from_stream(bytes)).into_response())
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
 pub(crate) struct Written {
+    /// Below `/work` or `/tmp`. Directories above it are made.
+    #[param(example = "/work/data.txt")]
     path: String,
-    /// In octal, as everybody writes it.
+    /// In octal; 644 if none is named.
+    #[param(example = "644", pattern = "^[0-7]{1,3}$", nullable = false)]
     mode: Option<String>,
 }
 
-/// `PUT /v1/sessions/{id}/files?path=…`
+/// Write a file.
+#[utoipa::path(
+    put, path = "/v1/sessions/{id}/files", operation_id = "writeFile", tag = "files",
+    params(("id" = String, Path, description = "Of a session"), Written),
+    request_body(content = Vec<u8>, content_type = "application/octet-stream", description = "Its bytes"),
+    responses((status = 201, description = "It is there", body = WrittenJson), Asked, Sent, OnFiles)
+)]
 pub(crate) async fn write(
     State(app): State<App>,
     caller: Caller,
     Path(id): Path<String>,
     Query(Written { path: asked, mode }): Query<Written>,
     body: Body,
-) -> Result<Response, Problem> {
+) -> Result<(StatusCode, Json<WrittenJson>), Problem> {
     let live = session(&app, &caller, &id)?;
-    let mode = mode.map_or(Ok(0o644), |mode| {
-        u32::from_str_radix(&mode, 8).ok().filter(|mode| *mode <= 0o777).ok_or_else(|| {
-            Problem::new(Code::Invalid, "this is not a mode", "write it in octal, such as 644")
-        })
-    })?;
-    let place = path(&asked)?;
-    let written = put(&live, &place, mode, body).await?;
-    Ok((StatusCode::CREATED, Json(json!({"path": place, "size": written}))).into_response())
+    let mode = parse_mode(mode.as_deref())?;
+    let path = path(&asked)?;
+    let size = put(&live, &path, mode, body).await?;
+    Ok((StatusCode::CREATED, Json(WrittenJson { path, size })))
 }
 
 /// Writes a file, and makes the directories above it.
@@ -140,7 +159,12 @@ pub(crate) async fn put(live: &Live, path: &str, mode: u32, mut body: Body) -> R
     Ok(written)
 }
 
-/// `DELETE /v1/sessions/{id}/files?path=…`
+/// Remove a file, or a directory with everything in it.
+#[utoipa::path(
+    delete, path = "/v1/sessions/{id}/files", operation_id = "removeFile", tag = "files",
+    params(("id" = String, Path, description = "Of a session"), Named),
+    responses((status = 204, description = "It is gone"), Asked, OnFiles)
+)]
 pub(crate) async fn remove(
     State(app): State<App>,
     caller: Caller,
@@ -151,20 +175,30 @@ pub(crate) async fn remove(
     Ok(StatusCode::NO_CONTENT)
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
 pub(crate) struct Listed {
+    /// A directory.
+    #[param(example = "/work")]
     path: String,
+    /// How far down; 1 if nothing is said.
+    #[param(nullable = false)]
     depth: Option<u32>,
 }
 
-/// `GET /v1/sessions/{id}/files/list?path=…&depth=…`
+/// List a directory.
+#[utoipa::path(
+    get, path = "/v1/sessions/{id}/files/list", operation_id = "listFiles", tag = "files",
+    params(("id" = String, Path, description = "Of a session"), Listed),
+    responses((status = 200, description = "What is in it", body = EntriesJson), Asked, OnFiles)
+)]
 pub(crate) async fn list(
     State(app): State<App>,
     caller: Caller,
     Path(id): Path<String>,
     Query(Listed { path: asked, depth }): Query<Listed>,
-) -> Result<Response, Problem> {
+) -> Result<Json<EntriesJson>, Problem> {
     let place = path(&asked)?;
     let found = session(&app, &caller, &id)?.session.list(&place, depth.unwrap_or(1)).await?;
     match found.first() {
@@ -177,51 +211,78 @@ pub(crate) async fn list(
         }
         _ => {}
     }
-    let entries: Vec<Value> =
-        found.iter().skip(1).map(|(name, info)| described(&format!("{place}/{name}"), info)).collect();
-    Ok(Json(json!({"entries": entries})).into_response())
+    let below = found.iter().skip(1);
+    let entries = below.map(|(name, info)| EntryJson::new(format!("{place}/{name}"), info)).collect();
+    Ok(Json(EntriesJson { entries }))
 }
 
-/// `GET /v1/sessions/{id}/files/stat?path=…`
+/// Say what there is at a path.
+#[utoipa::path(
+    get, path = "/v1/sessions/{id}/files/stat", operation_id = "statFile", tag = "files",
+    params(("id" = String, Path, description = "Of a session"), Named),
+    responses((status = 200, description = "What there is", body = EntryJson), Asked, OnFiles)
+)]
 pub(crate) async fn stat(
     State(app): State<App>,
     caller: Caller,
     Path(id): Path<String>,
     Query(Named { path: asked }): Query<Named>,
-) -> Result<Response, Problem> {
+) -> Result<Json<EntryJson>, Problem> {
     let place = path(&asked)?;
     let found = session(&app, &caller, &id)?.session.list(&place, 0).await?;
     let (_, info) = found.first().ok_or(FileError::Ended)?;
-    Ok(Json(described(&place, info)).into_response())
+    Ok(Json(EntryJson::new(place, info)))
 }
 
-#[derive(Debug, Deserialize)]
+/// A directory to be made.
+#[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct NewDirectory {
+    #[schema(example = "/work/some/where")]
     path: String,
 }
 
-/// `POST /v1/sessions/{id}/files/mkdir`
+/// Make a directory, and what is missing above it.
+#[utoipa::path(
+    post, path = "/v1/sessions/{id}/files/mkdir", operation_id = "makeDirectory", tag = "files",
+    params(("id" = String, Path, description = "Of a session")),
+    request_body = NewDirectory,
+    responses(
+        (status = 201, description = "It was made", body = MadeDirectoryJson),
+        (status = 200, description = "It was there", body = MadeDirectoryJson),
+        Asked, Documented, OnFiles,
+    )
+)]
 pub(crate) async fn make_directory(
     State(app): State<App>,
     caller: Caller,
     Path(id): Path<String>,
     asked: Document<NewDirectory>,
-) -> Result<Response, Problem> {
-    let place = path(&asked.value.path)?;
-    let made = session(&app, &caller, &id)?.session.make_directory(&place).await?;
-    let status = if made { StatusCode::CREATED } else { StatusCode::OK };
-    Ok((status, Json(json!({"path": place, "created": made}))).into_response())
+) -> Result<(StatusCode, Json<MadeDirectoryJson>), Problem> {
+    let path = path(&asked.value.path)?;
+    let created = session(&app, &caller, &id)?.session.make_directory(&path).await?;
+    let status = if created { StatusCode::CREATED } else { StatusCode::OK };
+    Ok((status, Json(MadeDirectoryJson { path, created })))
 }
 
-#[derive(Debug, Deserialize)]
+/// Another path for a file or directory.
+#[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Renaming {
+    #[schema(example = "/work/data.txt")]
     from: String,
+    /// Whatever is there is replaced, but for a directory with something in it.
+    #[schema(example = "/work/other.txt")]
     to: String,
 }
 
-/// `POST /v1/sessions/{id}/files/rename`
+/// Give a file or directory another path.
+#[utoipa::path(
+    post, path = "/v1/sessions/{id}/files/rename", operation_id = "renameFile", tag = "files",
+    params(("id" = String, Path, description = "Of a session")),
+    request_body = Renaming,
+    responses((status = 204, description = "It is there"), Asked, Documented, OnFiles)
+)]
 pub(crate) async fn rename(
     State(app): State<App>,
     caller: Caller,
@@ -233,15 +294,27 @@ pub(crate) async fn rename(
     Ok(StatusCode::NO_CONTENT)
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
 pub(crate) struct Watched {
+    /// A directory.
+    #[param(example = "/work")]
     path: String,
+    /// And those below it.
     #[serde(default)]
+    #[param(required = false)]
     recursive: bool,
 }
 
-/// `GET /v1/sessions/{id}/files/watch?path=…`: changes, as events.
+/// Follow what changes in a directory, as events.
+///
+/// `watching` when it has begun, then `changed`, and `missed` if there were more changes than could be told.
+#[utoipa::path(
+    get, path = "/v1/sessions/{id}/files/watch", operation_id = "watchFiles", tag = "files",
+    params(("id" = String, Path, description = "Of a session"), Watched),
+    responses((status = 200, description = "Events, until the session or the connection ends", body = String, content_type = "text/event-stream"), Asked, OnFiles)
+)]
 pub(crate) async fn watch(
     State(app): State<App>,
     caller: Caller,
@@ -250,43 +323,15 @@ pub(crate) async fn watch(
 ) -> Result<Response, Problem> {
     let place = path(&asked)?;
     let changes = session(&app, &caller, &id)?.session.watch(&place, recursive).await?;
-    let begun = futures_util::stream::once(async { stream::named("watching", &json!({})) });
+    let begun = futures_util::stream::once(async { stream::named("watching", &BareJson {}) });
     let changes = futures_util::stream::unfold(changes, move |mut changes| async move {
         let changed = changes.recv().await?;
         let event = match changed {
-            Changed::Entry { path, change } => {
-                stream::named("changed", &json!({"path": path, "change": word(change)}))
-            }
-            Changed::Lost => stream::named("missed", &json!({})),
+            Changed::Entry { path, change } => stream::named("changed", &ChangedJson::new(path, change)),
+            Changed::Lost => stream::named("missed", &BareJson {}),
         };
         Some((event, changes))
     });
     use futures_util::StreamExt;
     Ok(stream::sse(begun.chain(changes)))
-}
-
-const fn word(change: Change) -> &'static str {
-    match change {
-        Change::Created => "created",
-        Change::Written => "written",
-        Change::Removed => "removed",
-        Change::Renamed => "renamed",
-        Change::Attributes => "attributes",
-    }
-}
-
-fn described(path: &str, info: &FileInfo) -> Value {
-    let kind = match info.kind {
-        FileKind::File => "file",
-        FileKind::Directory => "directory",
-        FileKind::Link => "link",
-        FileKind::Other => "other",
-    };
-    json!({
-        "path": path,
-        "kind": kind,
-        "size": info.size,
-        "mode": format!("{:o}", info.mode),
-        "modified_us": info.modified_micros,
-    })
 }

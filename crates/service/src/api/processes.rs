@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use axum::Json;
 use axum::body::Body;
-use axum::extract::{Path, Query, State};
+use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::sse::Event;
 use axum::response::{IntoResponse, Response};
@@ -13,21 +13,40 @@ use casemate_engine::session::{SessionExec, TerminalSize};
 use casemate_engine::{Chunk, Stream};
 use http_body_util::BodyExt;
 use serde::Deserialize;
-use serde_json::{Value, json};
 use tokio::time::timeout;
+use utoipa::IntoParams;
 
 use super::body::Document;
+use super::document::{Asked, Documented, InSession, Named, Queried, Sent};
+use super::extract::{Path, Query};
+use super::page::Page;
 use super::stream;
 use crate::app::{App, BODY_PATIENCE};
 use crate::problem::{Code, Problem};
 use crate::sessions::{Live, Log, Reading, Running, Said, Start};
+use crate::shape::event::{BareJson, StartedJson};
+use crate::shape::listed::{ProcessJson, ProcessesJson};
 use crate::shape::outcome::ExecutionJson;
-use crate::shape::request::NewProcess;
+use crate::shape::request::{NewProcess, Signal, Terminal};
 use crate::store::Caller;
 use crate::token::Scope;
 
 type Place = Path<(String, u32)>;
 
+/// Start a program in a session.
+///
+/// Answers when it has ended; with `stream`, with events as things happen; with `background`, when it has started. The first program of
+/// a session is held to the session's posture before it begins. Whoever waits for a program and closes the connection ends it.
+#[utoipa::path(
+    post, path = "/v1/sessions/{id}/processes", operation_id = "createProcess", tag = "processes",
+    params(("id" = String, Path, description = "Of a session")),
+    request_body = NewProcess,
+    responses(
+        (status = 200, description = "What came of it", content((ExecutionJson = "application/json"), (String = "text/event-stream"))),
+        (status = 201, description = "It runs in the background", body = ProcessJson),
+        Asked, Documented, InSession,
+    )
+)]
 pub(crate) async fn create(
     State(app): State<App>,
     caller: Caller,
@@ -42,13 +61,12 @@ pub(crate) async fn create(
         let hint = "start it with `background` or `stream`, and write to it then";
         return Err(Problem::new(Code::Invalid, "nobody could write to its standard input", hint));
     }
-    let size =
-        |size: crate::shape::request::Terminal| TerminalSize { rows: size.rows, columns: size.columns };
+    let size = |Terminal { rows, columns }| TerminalSize { rows, columns };
     let (terminal, tag) = (asked.terminal.map(size), asked.tag.clone());
     let exec = SessionExec { request: asked.into_draft()?, stdin: stdin || terminal.is_some(), terminal };
     let running = live.start(&app, Start { exec, tag }).await?;
     if background {
-        return Ok((StatusCode::CREATED, Json(described(&running))).into_response());
+        return Ok((StatusCode::CREATED, Json(ProcessJson::from(&*running))).into_response());
     }
     // Whoever waits for it is whom it runs for.
     let reading = Following::new(live, running);
@@ -99,7 +117,10 @@ impl Following {
     }
 
     fn events(self) -> Response {
-        let started = stream::named("started", &json!({"id": self.running.id, "pid": self.running.pid}));
+        let started = stream::named(
+            "started",
+            &StartedJson { id: self.running.id.clone(), pid: Some(self.running.pid) },
+        );
         let rest = futures_util::stream::unfold(Some(self), |following| async {
             let mut following = following?;
             let (event, over) = told(following.reading.next().await);
@@ -123,34 +144,57 @@ impl Drop for Following {
 fn told(said: Said) -> (Event, bool) {
     match said {
         Said::Output(chunk) => (stream::output(&chunk), false),
-        Said::Missed => (stream::named("missed", &json!({})), false),
+        Said::Missed => (stream::named("missed", &BareJson {}), false),
         Said::Ended(executed) => (stream::named("ended", &ExecutionJson::summary(&executed)), true),
-        Said::Lost => (stream::named("lost", &json!({})), true),
+        Said::Lost => (stream::named("lost", &BareJson {}), true),
     }
 }
 
+/// List the programs of a session.
+///
+/// Those that have ended are forgotten when there are many.
+#[utoipa::path(
+    get, path = "/v1/sessions/{id}/processes", operation_id = "listProcesses", tag = "processes",
+    params(("id" = String, Path, description = "Of a session"), Page),
+    responses((status = 200, description = "A part of them", body = ProcessesJson), Asked, Queried, Named)
+)]
 pub(crate) async fn list(
     State(app): State<App>,
     caller: Caller,
     Path(id): Path<String>,
-) -> Result<Response, Problem> {
+    Query(page): Query<Page>,
+) -> Result<Json<ProcessesJson>, Problem> {
     caller.check(Scope::Run)?;
     let live = app.sessions.find(&caller.tenant, &id)?;
-    let processes: Vec<Value> = live.processes().iter().map(|running| described(running)).collect();
-    Ok(Json(json!({"processes": processes})).into_response())
+    let (part, next) = page.cut(live.processes(), |running| format!("{:010}", running.pid))?;
+    let processes = part.iter().map(|running| ProcessJson::from(&**running)).collect();
+    Ok(Json(ProcessesJson { processes, next }))
 }
 
+/// Look a program up.
+#[utoipa::path(
+    get, path = "/v1/sessions/{id}/processes/{pid}", operation_id = "getProcess", tag = "processes",
+    params(("id" = String, Path, description = "Of a session"), ("pid" = u32, Path, description = "Of a program in it")),
+    responses((status = 200, description = "What is known of it", body = ProcessJson), Asked, Named)
+)]
 pub(crate) async fn show(
     State(app): State<App>,
     caller: Caller,
     Path((id, pid)): Place,
-) -> Result<Response, Problem> {
+) -> Result<Json<ProcessJson>, Problem> {
     caller.check(Scope::Run)?;
     let running = app.sessions.find(&caller.tenant, &id)?.process(pid)?;
-    Ok(Json(described(&running)).into_response())
+    Ok(Json((&*running).into()))
 }
 
-/// What it has written and writes, as events. It goes on when the reader is gone.
+/// Follow what a program has written and writes, as events.
+///
+/// It goes on when the reader is gone. `missed` comes first if the beginning was forgotten.
+#[utoipa::path(
+    get, path = "/v1/sessions/{id}/processes/{pid}/output", operation_id = "followProcess", tag = "processes",
+    params(("id" = String, Path, description = "Of a session"), ("pid" = u32, Path, description = "Of a program in it")),
+    responses((status = 200, description = "Events, until it has ended", body = String, content_type = "text/event-stream"), Asked, Named)
+)]
 pub(crate) async fn output(
     State(app): State<App>,
     caller: Caller,
@@ -166,14 +210,25 @@ pub(crate) async fn output(
     })))
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
 pub(crate) struct Ending {
+    /// Nothing follows.
     #[serde(default)]
+    #[param(required = false)]
     end: bool,
 }
 
-/// The body, as it comes, is its standard input; with `?end=true`, all of it.
+/// Write to a program's standard input.
+///
+/// The body, as it comes.
+#[utoipa::path(
+    post, path = "/v1/sessions/{id}/processes/{pid}/stdin", operation_id = "writeStdin", tag = "processes",
+    params(("id" = String, Path, description = "Of a session"), ("pid" = u32, Path, description = "Of a program in it"), Ending),
+    request_body(content = Vec<u8>, content_type = "application/octet-stream", description = "Any bytes"),
+    responses((status = 204, description = "It is on its way"), Asked, Queried, Sent, InSession)
+)]
 pub(crate) async fn stdin(
     State(app): State<App>,
     caller: Caller,
@@ -208,12 +263,13 @@ pub(crate) async fn stdin(
     Ok(StatusCode::NO_CONTENT)
 }
 
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(crate) struct Signal {
-    signal: u8,
-}
-
+/// Send a signal to a program, and to everything that it has started.
+#[utoipa::path(
+    post, path = "/v1/sessions/{id}/processes/{pid}/signal", operation_id = "signalProcess", tag = "processes",
+    params(("id" = String, Path, description = "Of a session"), ("pid" = u32, Path, description = "Of a program in it")),
+    request_body = Signal,
+    responses((status = 204, description = "It is on its way"), Asked, Documented, Named)
+)]
 pub(crate) async fn signal(
     State(app): State<App>,
     caller: Caller,
@@ -233,6 +289,12 @@ pub(crate) async fn signal(
     Ok(StatusCode::NO_CONTENT)
 }
 
+/// End a program, and everything that it has started.
+#[utoipa::path(
+    delete, path = "/v1/sessions/{id}/processes/{pid}", operation_id = "killProcess", tag = "processes",
+    params(("id" = String, Path, description = "Of a session"), ("pid" = u32, Path, description = "Of a program in it")),
+    responses((status = 202, description = "It is being ended"), Asked, Named)
+)]
 pub(crate) async fn kill(
     State(app): State<App>,
     caller: Caller,
@@ -242,18 +304,4 @@ pub(crate) async fn kill(
     let running = app.sessions.find(&caller.tenant, &id)?.process(pid)?;
     running.control.kill(Cause::Cancelled);
     Ok(StatusCode::ACCEPTED)
-}
-
-fn described(running: &Running) -> Value {
-    let outcome = running.log.outcome().map(|executed| ExecutionJson::summary(&executed));
-    json!({
-        "id": running.id,
-        "pid": running.pid,
-        "tag": running.tag,
-        "command": running.argv,
-        "cwd": running.cwd,
-        "terminal": running.terminal,
-        "running": !running.log.is_over(),
-        "outcome": outcome,
-    })
 }

@@ -1,14 +1,16 @@
 //! `/v1/receipts`: the signed records of what ran.
 
 use axum::Json;
-use axum::extract::{Path, State};
+use axum::extract::State;
 use axum::http::header;
 use axum::response::{IntoResponse, Response};
 use casemate_engine::recorder::{Reader, StoreError};
-use serde_json::json;
 
+use super::document::{Asked, Named};
+use super::extract::Path;
 use crate::app::App;
 use crate::problem::Problem;
+use crate::shape::listed::VerificationJson;
 use crate::store::Caller;
 use crate::token::Scope;
 
@@ -38,7 +40,15 @@ async fn lines(app: &App, caller: &Caller, id: &str) -> Result<Vec<u8>, Problem>
     }
 }
 
-/// The lines of the chain that are about it, and the seals that name them: what `casemate evidence export` writes.
+/// Get the receipt of an execution, session or program.
+///
+/// The lines of the chain that are about it, and the seals that name them: what `casemate evidence export` writes. The token needs the
+/// scope `receipts`.
+#[utoipa::path(
+    get, path = "/v1/receipts/{id}", operation_id = "getReceipt", tag = "receipts",
+    params(("id" = String, Path, description = "Of an execution, session or program")),
+    responses((status = 200, description = "Lines of JSON", body = String, content_type = "application/jsonl"), Asked, Named)
+)]
 pub(crate) async fn show(
     State(app): State<App>,
     caller: Caller,
@@ -48,18 +58,24 @@ pub(crate) async fn show(
     Ok(([(header::CONTENT_TYPE, "application/jsonl")], lines).into_response())
 }
 
-/// Whether the whole chain that it is part of holds.
+/// Check a receipt, and the whole chain that it is part of.
+///
+/// The token needs the scope `receipts`.
+#[utoipa::path(
+    get, path = "/v1/receipts/{id}/verify", operation_id = "verifyReceipt", tag = "receipts",
+    params(("id" = String, Path, description = "Of an execution, session or program")),
+    responses((status = 200, description = "Whether it holds", body = VerificationJson), Asked, Named)
+)]
 pub(crate) async fn verify(
     State(app): State<App>,
     caller: Caller,
     Path(id): Path<String>,
-) -> Result<Response, Problem> {
+) -> Result<Json<VerificationJson>, Problem> {
     lines(&app, &caller, &id).await?;
     let home = app.home.clone();
     let verified = tokio::task::spawn_blocking(move || Reader::open(&home)?.verify(None, None)).await;
     let verified = verified.map_err(|_| Problem::internal("the check was lost"))?;
-    Ok(match verified {
-        Ok(report) => Json(json!({"id": id, "verified": true, "records": report.records})).into_response(),
-        Err(error) => Json(json!({"id": id, "verified": false, "reason": error.to_string()})).into_response(),
-    })
+    let verified = verified.map(|report| report.records).map_err(|error| error.to_string());
+    let (is_verified, records, reason) = (verified.is_ok(), verified.as_ref().ok().copied(), verified.err());
+    Ok(Json(VerificationJson { id, verified: is_verified, records, reason }))
 }

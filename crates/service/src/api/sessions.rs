@@ -3,20 +3,22 @@
 use std::time::Duration;
 
 use axum::Json;
-use axum::extract::{Path, State};
+use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use casemate_core::limits::LimitKind;
 use casemate_core::request::Request;
-use serde::Deserialize;
-use serde_json::{Value, json};
 
 use super::body::Document;
+use super::document::{Admitted, Asked, Documented, InSession, Named, Queried};
+use super::extract::{Path, Query};
+use super::page::Page;
 use crate::app::App;
 use crate::problem::{Code, Problem};
 use crate::sessions::{Live, Sessions, Terms};
+use crate::shape::listed::{AnySessionJson, SessionJson, SessionsJson};
 use crate::shape::outcome::ExecutionJson;
-use crate::shape::request::{Amount, NewSession, VolumeIn};
+use crate::shape::request::{Amount, Extension, NewSession, VolumeIn};
 use crate::store::Caller;
 use crate::token::Scope;
 
@@ -25,6 +27,15 @@ const TTL: Duration = Duration::from_secs(300);
 pub(crate) const LONGEST: Duration = Duration::from_secs(24 * 3600);
 const MAX_METADATA: usize = 64;
 
+/// Open a session: a cell for several programs.
+#[utoipa::path(
+    post, path = "/v1/sessions", operation_id = "createSession", tag = "sessions",
+    request_body = NewSession,
+    responses(
+        (status = 201, description = "It is open", body = SessionJson, headers(("Location" = String, description = "Where it is"))),
+        Asked, Documented, Admitted,
+    )
+)]
 pub(crate) async fn create(
     State(app): State<App>,
     caller: Caller,
@@ -46,7 +57,7 @@ pub(crate) async fn create(
     let volumes = volumes.into_iter().map(attach).collect::<Result<Vec<_>, _>>()?;
     let live = open(&app, &caller, asked, Terms { ttl, idle, metadata, volumes }).await?;
     let place = format!("/v1/sessions/{}", live.session.id());
-    Ok((StatusCode::CREATED, [("location", place)], Json(described(&live))).into_response())
+    Ok((StatusCode::CREATED, [("location", place)], Json(SessionJson::from(&*live))).into_response())
 }
 
 /// The walls are asked to let it live for as long as any session may; its own time is kept here, because it can be extended.
@@ -68,97 +79,116 @@ pub(crate) fn duration(amount: &Amount) -> Result<Duration, Problem> {
     Ok(Duration::from_millis(amount.read(LimitKind::WallTime)?).min(LONGEST))
 }
 
-pub(crate) async fn list(State(app): State<App>, caller: Caller) -> Result<Response, Problem> {
+/// List the sessions that are open, the oldest first.
+#[utoipa::path(
+    get, path = "/v1/sessions", operation_id = "listSessions", tag = "sessions",
+    params(Page),
+    responses((status = 200, description = "A part of them", body = SessionsJson), Asked, Queried)
+)]
+pub(crate) async fn list(
+    State(app): State<App>,
+    caller: Caller,
+    Query(page): Query<Page>,
+) -> Result<Json<SessionsJson>, Problem> {
     caller.check(Scope::Run)?;
-    let live = app.sessions.list(Some(&caller.tenant));
-    let sessions: Vec<Value> = live.iter().map(|live| described(live)).collect();
-    Ok(Json(json!({"sessions": sessions})).into_response())
+    let open = app.sessions.list(Some(&caller.tenant));
+    let (part, next) = page.cut(open, |live| format!("{:016x}-{}", live.created, live.session.id()))?;
+    let sessions = part.iter().map(|live| SessionJson::from(&**live)).collect();
+    Ok(Json(SessionsJson { sessions, next }))
 }
 
+/// Look a session up.
+///
 /// One that is over is still known, with what came of it.
+#[utoipa::path(
+    get, path = "/v1/sessions/{id}", operation_id = "getSession", tag = "sessions",
+    params(("id" = String, Path, description = "Of a session")),
+    responses((status = 200, description = "What is known of it", body = AnySessionJson), Asked, Named)
+)]
 pub(crate) async fn show(
     State(app): State<App>,
     caller: Caller,
     Path(id): Path<String>,
-) -> Result<Response, Problem> {
+) -> Result<Json<AnySessionJson>, Problem> {
     caller.check(Scope::Run)?;
     if let Ok(live) = app.sessions.find(&caller.tenant, &id) {
-        return Ok(Json(described(&live)).into_response());
+        return Ok(Json(AnySessionJson::Open((&*live).into())));
     }
     app.state.flush();
     let found = app.state.find(&caller.tenant, "session", &id);
     let known = found.map_err(|error| Problem::internal(error.to_string()))?;
     let known = known.ok_or_else(|| Problem::not_found("session"))?;
-    let outcome = known.summary.as_deref().and_then(|text| serde_json::from_str::<Value>(text).ok());
-    let shown = json!({
-        "id": known.id, "state": known.state, "created": known.created, "ended": known.ended, "outcome": outcome,
-    });
-    Ok(Json(shown).into_response())
+    Ok(Json(AnySessionJson::Over(known.into())))
 }
 
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(crate) struct Extension {
-    ttl: Amount,
-}
-
-/// Its time is counted anew from now.
+/// Give a session more time, or less, counted from now.
+#[utoipa::path(
+    patch, path = "/v1/sessions/{id}", operation_id = "extendSession", tag = "sessions",
+    params(("id" = String, Path, description = "Of a session")),
+    request_body = Extension,
+    responses((status = 200, description = "It has that time", body = SessionJson), Asked, Documented, Named)
+)]
 pub(crate) async fn extend(
     State(app): State<App>,
     caller: Caller,
     Path(id): Path<String>,
     asked: Document<Extension>,
-) -> Result<Response, Problem> {
+) -> Result<Json<SessionJson>, Problem> {
     caller.check(Scope::Run)?;
     let live = app.sessions.find(&caller.tenant, &id)?;
     live.extend(duration(&asked.value.ttl)?);
-    Ok(Json(described(&live)).into_response())
+    Ok(Json((&*live).into()))
 }
 
+/// End a session, and everything in it.
+#[utoipa::path(
+    delete, path = "/v1/sessions/{id}", operation_id = "killSession", tag = "sessions",
+    params(("id" = String, Path, description = "Of a session")),
+    responses((status = 200, description = "What came of it", body = ExecutionJson), Asked, Named)
+)]
 pub(crate) async fn kill(
     State(app): State<App>,
     caller: Caller,
     Path(id): Path<String>,
-) -> Result<Response, Problem> {
+) -> Result<Json<ExecutionJson>, Problem> {
     caller.check(Scope::Run)?;
     let live = app.sessions.find(&caller.tenant, &id)?;
     let ended = live.close(&app).await?;
-    Ok(Json(ExecutionJson::summary(&ended)).into_response())
+    Ok(Json(ExecutionJson::summary(&ended)))
 }
 
+/// Make everything in a session stand still.
+///
+/// Its own time goes on.
+#[utoipa::path(
+    post, path = "/v1/sessions/{id}/pause", operation_id = "pauseSession", tag = "sessions",
+    params(("id" = String, Path, description = "Of a session")),
+    responses((status = 200, description = "It stands still", body = SessionJson), Asked, InSession)
+)]
 pub(crate) async fn pause(
     State(app): State<App>,
     caller: Caller,
     Path(id): Path<String>,
-) -> Result<Response, Problem> {
+) -> Result<Json<SessionJson>, Problem> {
     caller.check(Scope::Run)?;
     let live = app.sessions.find(&caller.tenant, &id)?;
     live.pause().await?;
-    Ok(Json(described(&live)).into_response())
+    Ok(Json((&*live).into()))
 }
 
+/// Let a session go on.
+#[utoipa::path(
+    post, path = "/v1/sessions/{id}/resume", operation_id = "resumeSession", tag = "sessions",
+    params(("id" = String, Path, description = "Of a session")),
+    responses((status = 200, description = "It goes on", body = SessionJson), Asked, InSession)
+)]
 pub(crate) async fn resume(
     State(app): State<App>,
     caller: Caller,
     Path(id): Path<String>,
-) -> Result<Response, Problem> {
+) -> Result<Json<SessionJson>, Problem> {
     caller.check(Scope::Run)?;
     let live = app.sessions.find(&caller.tenant, &id)?;
     live.resume().await?;
-    Ok(Json(described(&live)).into_response())
-}
-
-fn described(live: &Live) -> Value {
-    let walls: Vec<&str> = live.session.stack().walls().iter().map(|wall| wall.as_str()).collect();
-    let unbounded: Vec<&str> = live.session.unbounded().iter().map(|kind| kind.as_str()).collect();
-    json!({
-        "id": live.session.id(),
-        "state": if live.is_paused() { "paused" } else { "running" },
-        "stack": walls,
-        "class": live.session.class().as_str(),
-        "unbounded": unbounded,
-        "created": live.created,
-        "expires": live.expires(),
-        "metadata": live.metadata,
-    })
+    Ok(Json((&*live).into()))
 }

@@ -2,13 +2,12 @@
 
 use axum::response::sse::{Event, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
-use base64::Engine as _;
-use base64::engine::general_purpose::STANDARD;
 use casemate_engine::{Chunk, Stream};
 use futures_util::Stream as Events;
-use serde_json::json;
 use std::convert::Infallible;
 use std::time::Duration;
+
+use crate::shape::event::OutputJson;
 
 /// Said when nothing else is, so that whoever is in between does not take silence for death.
 const HEARTBEAT: Duration = Duration::from_secs(15);
@@ -19,17 +18,12 @@ pub(super) fn sse(events: impl Events<Item = Event> + Send + 'static) -> Respons
     Sse::new(events).keep_alive(KeepAlive::new().interval(HEARTBEAT)).into_response()
 }
 
-/// Text where it is text; what is cut in the middle of a character comes in base64.
 pub(super) fn output(chunk: &Chunk) -> Event {
     let name = match chunk.stream {
         Stream::Stdout => "stdout",
         Stream::Stderr => "stderr",
     };
-    let data = match std::str::from_utf8(&chunk.bytes) {
-        Ok(text) => json!({"data": text}),
-        Err(_) => json!({"data_base64": STANDARD.encode(&chunk.bytes)}),
-    };
-    named(name, &data)
+    named(name, &OutputJson::of(&chunk.bytes))
 }
 
 pub(super) fn named(name: &str, data: &impl serde::Serialize) -> Event {

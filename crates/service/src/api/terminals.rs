@@ -4,8 +4,8 @@
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
+use axum::extract::State;
 use axum::extract::ws::{CloseFrame, Message, WebSocket, WebSocketUpgrade};
-use axum::extract::{Path, State};
 use axum::response::Response;
 use bytes::Bytes;
 use casemate_engine::session::TerminalSize;
@@ -15,6 +15,8 @@ use serde::Deserialize;
 use serde_json::json;
 use tokio::time::{Instant, sleep_until, timeout};
 
+use super::document::{Asked, InSession, Queried, Switched};
+use super::extract::Path;
 use super::processes::LogOf;
 use crate::app::App;
 use crate::problem::{Code, Problem};
@@ -40,7 +42,15 @@ enum Wish {
     Resize(Terminal),
 }
 
-/// `GET /v1/sessions/{id}/processes/{pid}/terminal`
+/// Talk to a program's terminal over a WebSocket.
+///
+/// Binary messages are what is typed and what is shown. Text messages are `{"resize": {"rows": 40, "columns": 120}}` to the server, and
+/// `{"ended": …}` from it, before it closes.
+#[utoipa::path(
+    get, path = "/v1/sessions/{id}/processes/{pid}/terminal", operation_id = "attachTerminal", tag = "processes",
+    params(("id" = String, Path, description = "Of a session"), ("pid" = u32, Path, description = "Of a program in it")),
+    responses((status = 101, description = "A WebSocket from here on"), Asked, InSession, Queried, Switched)
+)]
 pub(crate) async fn attach(
     State(app): State<App>,
     caller: Caller,

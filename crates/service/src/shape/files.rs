@@ -7,19 +7,27 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use casemate_engine::{Entry, Outbox};
 use serde::Serialize;
+use utoipa::ToSchema;
 
 /// Of all of them together.
 const MOST: usize = 16 << 20;
 
-#[derive(Debug, Serialize)]
+/// A file or directory that came out of an execution.
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(as = File)]
 pub struct FileJson {
     path: String,
+    /// `file` or `directory`.
     kind: &'static str,
+    /// In octal.
     mode: String,
+    /// Where it is text.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
     content: Option<String>,
     /// Where it is not text.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
     content_base64: Option<String>,
 }
 

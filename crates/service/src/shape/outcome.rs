@@ -11,78 +11,131 @@ use casemate_core::stack::Stack;
 use casemate_engine::{Executed, Explanation};
 use serde::Serialize;
 use serde::ser::{SerializeMap, Serializer};
+use utoipa::ToSchema;
 
 pub use super::files::FileJson;
+use super::words;
 
-/// One execution, `casemate run --json`.
-#[derive(Debug, Serialize)]
+/// One execution, or one program of a session: `casemate run --json`.
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(as = Outcome)]
 pub struct ExecutionJson {
+    /// Its receipt has the same.
     id: String,
+    /// Of a program in a session.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
     pid: Option<u32>,
+    /// The walls that stood around it, outermost first.
+    #[schema(value_type = Vec<words::Wall>)]
     stack: Vec<&'static str>,
+    /// How it ended.
     status: StatusJson,
     stdout: String,
     stderr: String,
     /// The exact bytes, where they are not text.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
     stdout_base64: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
     stderr_base64: Option<String>,
+    /// It wrote more than it may.
     stdout_truncated: bool,
     stderr_truncated: bool,
     limits_hit: Vec<LimitHitJson>,
+    /// Limits that these walls cannot enforce, and nobody asked for.
+    #[schema(value_type = Vec<words::LimitKind>)]
     unbounded: Vec<&'static str>,
+    /// What an escape from its walls would have to break.
+    #[schema(value_type = Option<words::Class>, required = true)]
     class: Option<&'static str>,
     usage: UsageJson,
+    /// How long each phase took, in microseconds.
     #[serde(serialize_with = "timings")]
+    #[schema(value_type = BTreeMap<String, u64>)]
     timings_us: Vec<(&'static str, Duration)>,
     /// The steps of the launch, each with its microseconds.
     launch_steps_us: Vec<(String, u32)>,
+    /// What it tried and was not let.
     denied: Vec<String>,
     /// What came out, where the answer has to carry it.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
     files: Option<Vec<FileJson>>,
     /// `seq:digest` of the closing record.
+    #[schema(required = true)]
     receipt: Option<String>,
+    /// Why its record could not be closed.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
     evidence_error: Option<String>,
 }
 
-#[derive(Debug, Serialize)]
+/// How something ended.
+#[derive(Debug, Serialize, ToSchema)]
 #[serde(tag = "kind", rename_all = "lowercase")]
+#[schema(as = Status)]
 pub enum StatusJson {
+    /// By itself.
     Exited { code: i32 },
+    /// By a signal that was not ours.
     Signaled { signal: i32 },
-    Killed { cause: &'static str, limit: Option<u64>, peak: Option<u64> },
+    /// By us; `limit` and `peak` are in the unit of the limit.
+    Killed {
+        #[schema(value_type = words::Cause)]
+        cause: &'static str,
+        #[schema(required = true)]
+        limit: Option<u64>,
+        #[schema(required = true)]
+        peak: Option<u64>,
+    },
+    /// It never began.
     Refused { reason: String, hint: String },
+    /// Something went wrong that is not its fault.
     Failed { reason: String },
 }
 
-#[derive(Debug, Serialize)]
+/// A limit that something ran into, without being killed for it.
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(as = LimitHit)]
 struct LimitHitJson {
+    #[schema(value_type = words::LimitKind)]
     kind: &'static str,
     limit: u64,
+    #[schema(required = true)]
     peak: Option<u64>,
 }
 
-#[derive(Debug, Serialize)]
+/// What it used, where that can be told.
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(as = Usage)]
 pub struct UsageJson {
+    #[schema(required = true)]
     wall_ms: Option<u64>,
+    #[schema(required = true)]
     cpu_ms: Option<u64>,
+    #[schema(required = true)]
     memory_peak_bytes: Option<u64>,
+    #[schema(required = true)]
     disk_bytes: Option<u64>,
+    #[schema(required = true)]
     pids_peak: Option<u64>,
 }
 
-/// `casemate explain --json`.
-#[derive(Debug, Serialize)]
+/// What would run where, and why: `casemate explain --json`.
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(as = Explanation)]
 pub struct ExplainJson {
+    #[schema(value_type = Vec<words::Wall>)]
     stack: Vec<&'static str>,
+    #[schema(value_type = words::Class)]
     class: &'static str,
     image: String,
+    /// What asks for at least which walls.
     floors: Vec<String>,
     limits: Vec<LimitJson>,
+    #[schema(value_type = Vec<words::LimitKind>)]
     unbounded: Vec<&'static str>,
     passed_over: Vec<PassedOverJson>,
 }
@@ -93,17 +146,26 @@ pub struct RefusedJson {
     status: StatusJson,
 }
 
-#[derive(Debug, Serialize)]
+/// A limit that would hold.
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(as = Limit)]
 struct LimitJson {
+    #[schema(value_type = words::LimitKind)]
     kind: &'static str,
     value: u64,
+    /// For people.
     shown: String,
+    /// Who set it.
+    #[schema(value_type = words::Origin)]
     origin: &'static str,
     enforced: bool,
 }
 
-#[derive(Debug, Serialize)]
+/// A stack that is not taken, and why.
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(as = PassedOver)]
 struct PassedOverJson {
+    #[schema(value_type = Vec<words::Wall>)]
     stack: Vec<&'static str>,
     reason: String,
 }

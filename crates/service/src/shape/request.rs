@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::io::Write;
+use std::mem::take;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -10,34 +11,13 @@ use casemate_core::request::{CodeSource, Component, Isolation, Language, Request
 use casemate_engine::images::Images;
 use casemate_engine::{Entry, Input, Io};
 use serde::Deserialize;
+use utoipa::ToSchema;
 
 use super::files::Collected;
+use super::words;
 use crate::problem::{Code, Problem};
 
-/// What is the same for executions and sessions.
-#[derive(Debug, Clone, Default, Deserialize)]
-#[serde(default)]
-pub(crate) struct Walls {
-    /// `low`, `medium`, `high` or `critical`.
-    pub(crate) risk: Option<String>,
-    pub(crate) kind: Option<String>,
-    pub(crate) tags: Vec<String>,
-    pub(crate) needs: Vec<String>,
-    /// Of the store, by name or digest; `host` if none is named.
-    pub(crate) image: Option<String>,
-    /// Exactly this stack.
-    pub(crate) on: Option<String>,
-    /// This wall, or a stronger one.
-    pub(crate) at_least: Option<String>,
-    pub(crate) env: BTreeMap<String, String>,
-    pub(crate) cwd: Option<String>,
-    /// By kind: `{"memory": "256M", "wall-time": "10s", "pids": 64}`.
-    pub(crate) limits: BTreeMap<String, Amount>,
-    pub(crate) egress: Vec<String>,
-    pub(crate) secrets: Vec<String>,
-}
-
-/// As on the command line.
+/// An amount as on the command line.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(untagged, expecting = "expected a limit such as \"256M\", \"10s\" or 64")]
 pub(crate) enum Amount {
@@ -46,40 +26,131 @@ pub(crate) enum Amount {
     Decimal(f64),
 }
 
-/// Something to run. Exactly one of `command`, `code` and `component`.
-#[derive(Debug, Clone, Default, Deserialize)]
-#[serde(default)]
-pub(crate) struct Program {
-    /// A program of the image, with its arguments.
-    pub(crate) command: Option<Vec<String>>,
-    /// In the language of `language`.
-    pub(crate) code: Option<String>,
-    /// `python`, `javascript` or `shell`; Python if none is named.
-    pub(crate) language: Option<String>,
-    /// A WASM component, in base64.
-    pub(crate) component: Option<String>,
-    /// For code and components.
-    pub(crate) args: Vec<String>,
+/// A body with everything in it that says behind which walls something runs. Flat, because `flatten` and strictness exclude each other.
+macro_rules! behind_walls {
+    ($(#[$about:meta])* $name:ident { $($(#[$of:meta])* $field:ident: $kind:ty,)* }) => {
+        #[derive(Debug, Clone, Deserialize, ToSchema)]
+        #[serde(deny_unknown_fields)]
+        $(#[$about])*
+        pub(crate) struct $name {
+            $($(#[$of])* #[serde(default)] pub(crate) $field: $kind,)*
+            /// How much harm is expected of it; `medium` unless something else is said.
+            #[serde(default)]
+            #[schema(value_type = Option<words::Risk>)]
+            pub(crate) risk: Option<String>,
+            /// What sort of tool it is.
+            #[serde(default)]
+            #[schema(value_type = Option<words::Kind>)]
+            pub(crate) kind: Option<String>,
+            /// Words of the policy.
+            #[serde(default)]
+            pub(crate) tags: Vec<String>,
+            /// What it cannot do without, and not every wall can give.
+            #[serde(default)]
+            #[schema(value_type = Vec<words::Need>)]
+            pub(crate) needs: Vec<String>,
+            /// Of the store, by name or digest; `host` if none is named.
+            #[serde(default)]
+            #[schema(example = "host")]
+            pub(crate) image: Option<String>,
+            /// Exactly this stack.
+            #[serde(default)]
+            #[schema(value_type = Option<words::Stack>)]
+            pub(crate) on: Option<String>,
+            /// This wall, or a stronger one.
+            #[serde(default)]
+            #[schema(value_type = Option<words::Wall>)]
+            pub(crate) at_least: Option<String>,
+            /// Environment variables. There are no others.
+            #[serde(default)]
+            #[schema(example = json!({"LANG": "C.UTF-8"}))]
+            pub(crate) env: BTreeMap<String, String>,
+            /// Where it begins: below `/work` or `/tmp`.
+            #[serde(default)]
+            #[schema(example = "/work")]
+            pub(crate) cwd: Option<String>,
+            /// What it may use, by kind.
+            #[serde(default)]
+            #[schema(value_type = words::Limits)]
+            pub(crate) limits: BTreeMap<String, Amount>,
+            /// Hosts and ports that it may connect to.
+            #[serde(default)]
+            pub(crate) egress: Vec<String>,
+            /// Names of secrets, and the hosts that they are for.
+            #[serde(default)]
+            pub(crate) secrets: Vec<String>,
+        }
+
+        impl $name {
+            fn take_walls(&mut self) -> Walls {
+                Walls {
+                    risk: self.risk.take(),
+                    kind: self.kind.take(),
+                    tags: take(&mut self.tags),
+                    needs: take(&mut self.needs),
+                    image: self.image.take(),
+                    on: self.on.take(),
+                    at_least: self.at_least.take(),
+                    env: take(&mut self.env),
+                    cwd: self.cwd.take(),
+                    limits: take(&mut self.limits),
+                    egress: take(&mut self.egress),
+                    secrets: take(&mut self.secrets),
+                }
+            }
+        }
+    };
 }
 
-#[derive(Debug, Clone, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(crate) struct FileIn {
-    pub(crate) path: String,
-    /// As text, or in base64.
-    pub(crate) content: Option<String>,
-    pub(crate) content_base64: Option<String>,
-    pub(crate) mode: Option<u32>,
+behind_walls! {
+    /// Something to run: exactly one of `command`, `code` and `component`.
+    #[schema(as = NewExecution, examples(
+        json!({"code": "print(6 * 7)"}),
+        json!({"command": ["wc", "-c"], "stdin": "abc", "limits": {"wall-time": "2s"}})
+    ))]
+    Execution {
+        /// A program of the image, with its arguments.
+        #[schema(example = json!(["wc", "-c"]))]
+        command: Option<Vec<String>>,
+        /// In the language of `language`.
+        #[schema(example = "print(6 * 7)")]
+        code: Option<String>,
+        /// Python if none is named.
+        #[schema(value_type = Option<words::Language>)]
+        language: Option<String>,
+        /// A WASM component, in base64.
+        component: Option<String>,
+        /// For code and components.
+        args: Vec<String>,
+        /// Standard input, as text.
+        stdin: Option<String>,
+        /// Standard input, in base64.
+        stdin_base64: Option<String>,
+        /// Put in before it begins.
+        files_in: Vec<FileIn>,
+        /// Paths of files and directories that come with the answer.
+        #[schema(example = json!(["/work/out"]))]
+        files_out: Vec<String>,
+        /// What a component may observe.
+        #[schema(value_type = Vec<words::Capability>)]
+        capabilities: Vec<String>,
+        /// The same every time. For components.
+        deterministic: bool,
+        /// Answer with events as things happen.
+        stream: bool,
+    }
 }
 
 /// A volume of the tenant, made if there is none of this name.
-#[derive(Debug, Clone, Deserialize)]
+#[derive(Debug, Clone, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
+#[schema(examples(json!({"name": "data", "path": "/work/data"})))]
 pub(crate) struct VolumeIn {
+    #[schema(pattern = "^[a-z0-9][a-z0-9._-]{0,62}$")]
     pub(crate) name: String,
-    /// Below `/work` or `/tmp`.
+    /// Where it is in the session: below `/work` or `/tmp`.
     pub(crate) path: String,
-    /// Whether what the session changes is kept when it ends.
+    /// Whether what the session changes is kept when it ends. One session at a time can do that.
     #[serde(default = "kept")]
     pub(crate) keep: bool,
 }
@@ -88,87 +159,156 @@ const fn kept() -> bool {
     true
 }
 
-macro_rules! body {
-    ($(#[$doc:meta])* $name:ident { $($field:ident: $kind:ty),* $(,)? } with { $($more:ident: $of:ty),* $(,)? }) => {
-        $(#[$doc])*
-        #[derive(Debug, Clone, Deserialize)]
-        #[serde(deny_unknown_fields)]
-        pub(crate) struct $name {
-            $(#[serde(default)] pub(crate) $field: $kind,)*
-            $(#[serde(default)] pub(crate) $more: $of,)*
-        }
-    };
-}
-
-body! {
-    /// `POST /v1/executions`, and `POST /v1/explain`. Flat, because `flatten` and strictness exclude each other.
-    Execution {
-        command: Option<Vec<String>>, code: Option<String>, language: Option<String>, component: Option<String>, args: Vec<String>,
-        stdin: Option<String>, stdin_base64: Option<String>,
-        files_in: Vec<FileIn>, files_out: Vec<String>, capabilities: Vec<String>, deterministic: bool,
-        stream: bool,
-    } with {
-        risk: Option<String>, kind: Option<String>, tags: Vec<String>, needs: Vec<String>, image: Option<String>,
-        on: Option<String>, at_least: Option<String>, env: BTreeMap<String, String>, cwd: Option<String>,
-        limits: BTreeMap<String, Amount>, egress: Vec<String>, secrets: Vec<String>,
-    }
-}
-
-body! {
-    /// `POST /v1/sessions`
+behind_walls! {
+    /// A session, and what holds for everything in it.
+    #[schema(examples(json!({"ttl": "10m", "idle_timeout": "2m", "metadata": {"purpose": "trial"}})))]
     NewSession {
-        ttl: Option<Amount>, idle_timeout: Option<Amount>, metadata: BTreeMap<String, String>, volumes: Vec<VolumeIn>,
-    } with {
-        risk: Option<String>, kind: Option<String>, tags: Vec<String>, needs: Vec<String>, image: Option<String>,
-        on: Option<String>, at_least: Option<String>, env: BTreeMap<String, String>, cwd: Option<String>,
-        limits: BTreeMap<String, Amount>, egress: Vec<String>, secrets: Vec<String>,
+        /// How long it lives, unless it is extended; five minutes if nothing is said, a day at most.
+        #[schema(value_type = Option<words::Duration>)]
+        ttl: Option<Amount>,
+        /// How long it lives when nobody uses it.
+        #[schema(value_type = Option<words::Duration>)]
+        idle_timeout: Option<Amount>,
+        /// For you to find it by. Up to 64 entries, and 16 KiB.
+        #[schema(example = json!({"purpose": "trial"}))]
+        metadata: BTreeMap<String, String>,
+        /// Directories that outlive it.
+        volumes: Vec<VolumeIn>,
     }
 }
 
-body! {
-    /// `POST /v1/sessions/{id}/processes`
-    NewProcess {
-        command: Option<Vec<String>>, code: Option<String>, language: Option<String>, args: Vec<String>,
-        stdin: bool, terminal: Option<Terminal>, stream: bool, background: bool, tag: Option<String>,
-    } with {
-        env: BTreeMap<String, String>, cwd: Option<String>, limits: BTreeMap<String, Amount>,
-    }
+/// A program for a session: exactly one of `command` and `code`. Nothing in it can ask for more than the session was granted.
+#[derive(Debug, Clone, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+#[schema(examples(json!({"command": ["ls", "-l", "/work"]}), json!({"code": "print(6 * 7)", "background": true})))]
+pub(crate) struct NewProcess {
+    /// A program of the image, with its arguments.
+    #[serde(default)]
+    #[schema(example = json!(["ls", "-l"]))]
+    pub(crate) command: Option<Vec<String>>,
+    /// In the language of `language`.
+    #[serde(default)]
+    pub(crate) code: Option<String>,
+    /// Python if none is named.
+    #[serde(default)]
+    #[schema(value_type = Option<words::Language>)]
+    pub(crate) language: Option<String>,
+    /// For code.
+    #[serde(default)]
+    pub(crate) args: Vec<String>,
+    /// Somebody will write to its standard input.
+    #[serde(default)]
+    pub(crate) stdin: bool,
+    /// It has a terminal of this size.
+    #[serde(default)]
+    pub(crate) terminal: Option<Terminal>,
+    /// Answer with events as things happen.
+    #[serde(default)]
+    pub(crate) stream: bool,
+    /// Answer when it has started, not when it has ended.
+    #[serde(default)]
+    pub(crate) background: bool,
+    /// For you to find it by.
+    #[serde(default)]
+    pub(crate) tag: Option<String>,
+    /// Environment variables, besides those of the session.
+    #[serde(default)]
+    pub(crate) env: BTreeMap<String, String>,
+    /// Where it begins.
+    #[serde(default)]
+    #[schema(example = "/work")]
+    pub(crate) cwd: Option<String>,
+    /// What it may use, by kind.
+    #[serde(default)]
+    #[schema(value_type = words::Limits)]
+    pub(crate) limits: BTreeMap<String, Amount>,
 }
 
-#[derive(Debug, Clone, Copy, Deserialize)]
+/// A file that is put in: with `content`, `content_base64`, or nothing in it.
+#[derive(Debug, Clone, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct FileIn {
+    /// Below `/work` or `/tmp`. Directories above it are made.
+    #[schema(example = "/work/data.txt")]
+    pub(crate) path: String,
+    /// As text.
+    #[schema(example = "text\n")]
+    pub(crate) content: Option<String>,
+    /// In base64.
+    pub(crate) content_base64: Option<String>,
+    /// In octal; 644 if none is named.
+    #[schema(example = "644", pattern = "^[0-7]{1,3}$")]
+    pub(crate) mode: Option<String>,
+}
+
+/// In characters.
+#[derive(Debug, Clone, Copy, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Terminal {
+    #[schema(example = 24)]
     pub(crate) rows: u16,
+    #[schema(example = 80)]
     pub(crate) columns: u16,
+}
+
+/// More time for a session, counted from now.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+#[schema(examples(json!({"ttl": "10m"})))]
+pub(crate) struct Extension {
+    #[schema(value_type = words::Duration)]
+    pub(crate) ttl: Amount,
+}
+
+/// A signal for a program and everything that it has started.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+#[schema(examples(json!({"signal": 15})))]
+pub(crate) struct Signal {
+    /// Its number.
+    #[schema(minimum = 1, maximum = 64)]
+    pub(crate) signal: u8,
+}
+
+/// What is the same for executions and sessions.
+struct Walls {
+    risk: Option<String>,
+    kind: Option<String>,
+    tags: Vec<String>,
+    needs: Vec<String>,
+    image: Option<String>,
+    on: Option<String>,
+    at_least: Option<String>,
+    env: BTreeMap<String, String>,
+    cwd: Option<String>,
+    limits: BTreeMap<String, Amount>,
+    egress: Vec<String>,
+    secrets: Vec<String>,
+}
+
+/// What there is to run.
+struct Program {
+    command: Option<Vec<String>>,
+    code: Option<String>,
+    language: Option<String>,
+    component: Option<String>,
+    args: Vec<String>,
 }
 
 impl Execution {
     /// The request, and what goes with it.
     pub(crate) fn into_draft(
-        self,
+        mut self,
         tenant: &str,
         images: &Images,
     ) -> Result<(RequestDraft, Io, Option<Collected>), Problem> {
+        let walls = self.take_walls();
         let program = Program {
             command: self.command,
             code: self.code,
             language: self.language,
             component: self.component,
             args: self.args,
-        };
-        let walls = Walls {
-            risk: self.risk,
-            kind: self.kind,
-            tags: self.tags,
-            needs: self.needs,
-            image: self.image,
-            on: self.on,
-            at_least: self.at_least,
-            env: self.env,
-            cwd: self.cwd,
-            limits: self.limits,
-            egress: self.egress,
-            secrets: self.secrets,
         };
         let mut draft = RequestDraft::new(program.into_workload()?);
         walls.fill(&mut draft, tenant, images)?;
@@ -187,7 +327,7 @@ impl Execution {
         for file in self.files_in {
             let bytes = content(&file.path, file.content, file.content_base64)?.unwrap_or_default();
             draft.files_in.push(file.path.clone());
-            let mode = file.mode.unwrap_or(0o644) & 0o777;
+            let mode = mode(file.mode.as_deref())?;
             let entry = Entry::File { mode, size: bytes.len() as u64 };
             let above = parents(&file.path, &io.inputs);
             draft.files_in.extend(above.iter().map(|input| input.path.clone()));
@@ -199,21 +339,8 @@ impl Execution {
 }
 
 impl NewSession {
-    pub(crate) fn into_draft(self, tenant: &str, images: &Images) -> Result<RequestDraft, Problem> {
-        let walls = Walls {
-            risk: self.risk,
-            kind: self.kind,
-            tags: self.tags,
-            needs: self.needs,
-            image: self.image,
-            on: self.on,
-            at_least: self.at_least,
-            env: self.env,
-            cwd: self.cwd,
-            limits: self.limits,
-            egress: self.egress,
-            secrets: self.secrets,
-        };
+    pub(crate) fn into_draft(mut self, tenant: &str, images: &Images) -> Result<RequestDraft, Problem> {
+        let walls = self.take_walls();
         let mut draft = RequestDraft::new(Workload::Session);
         walls.fill(&mut draft, tenant, images)?;
         Ok(draft)
@@ -307,6 +434,14 @@ impl Amount {
         };
         Ok(kind.check(kind.parse(&text)?)?)
     }
+}
+
+/// In octal, as everybody writes it.
+pub(crate) fn mode(text: Option<&str>) -> Result<u32, Problem> {
+    let Some(text) = text else { return Ok(0o644) };
+    let is_octal = text.len() <= 3 && text.bytes().all(|digit| digit.is_ascii_digit());
+    let mode = u32::from_str_radix(text, 8).ok().filter(|_| is_octal);
+    mode.ok_or_else(|| Problem::new(Code::Invalid, "this is not a mode", "write it in octal, such as 644"))
 }
 
 fn limits(asked: &BTreeMap<String, Amount>) -> Result<LimitsDraft, Problem> {

@@ -152,6 +152,9 @@ pub(crate) struct ServeArgs {
     /// How long what runs may go on after SIGTERM
     #[arg(long, value_name = "TIME", default_value = "30s")]
     pub(crate) drain: String,
+    /// Stop when standard input is closed: whoever started this holds its other end, and is gone
+    #[arg(long)]
+    pub(crate) until_stdin_closes: bool,
 }
 
 #[derive(Debug, Subcommand)]

@@ -49,6 +49,14 @@ class Call(Generic[T]):
     patient: bool = False
     """The answer comes when some program is done with something, whenever that is."""
 
+    def after(self, cursor: str) -> Call[T]:
+        """The next part of a list."""
+        return replace(self, query={**self.query, "cursor": cursor})
+
+
+Page = tuple[list[T], str | None]
+"""Part of a list, and where the next one begins."""
+
 
 class FileIn(TypedDict, total=False):
     """A file that goes in with other rights than 644."""
@@ -151,7 +159,7 @@ def _text_or_base64(name: str, given: str | bytes) -> dict[str, str]:
 def _file_in(path: str, given: str | bytes | FileIn) -> dict[str, Any]:
     if isinstance(given, str | bytes):
         return {"path": path, **_text_or_base64("content", given)}
-    mode = {"mode": given["mode"]} if "mode" in given else {}
+    mode = {"mode": f"{given['mode']:o}"} if "mode" in given else {}
     return {"path": path, **_text_or_base64("content", given["content"]), **mode}
 
 
@@ -199,22 +207,16 @@ def execution(id: str) -> Call[ExecutionInfo]:
     return _get(f"/v1/executions/{_part(id)}", ExecutionInfo.of)
 
 
-def executions(cursor: str | None, limit: int) -> Call[tuple[list[ExecutionInfo], str | None]]:
-    """One part of the list, and where the next one begins."""
-
-    def read(said: Json) -> tuple[list[ExecutionInfo], str | None]:
-        return [ExecutionInfo.of(one) for one in said["executions"]], said["next"]
-
-    query = {"limit": str(limit)} | ({} if cursor is None else {"cursor": cursor})
-    return _get("/v1/executions", read, query)
+def executions() -> Call[Page[ExecutionInfo]]:
+    return _list("/v1/executions", "executions", ExecutionInfo.of)
 
 
 def cancel(id: str) -> Call[None]:
     return Call("DELETE", f"/v1/executions/{_part(id)}", _nothing, repeatable=True)
 
 
-def images() -> Call[list[ImageInfo]]:
-    return _get("/v1/images", lambda said: [ImageInfo.of(one) for one in said["images"]])
+def images() -> Call[Page[ImageInfo]]:
+    return _list("/v1/images", "images", ImageInfo.of)
 
 
 def receipt(id: str) -> Call[Receipt]:
@@ -234,8 +236,8 @@ def open_sandbox(options: SandboxOptions) -> Call[SandboxInfo]:
     return Call("POST", "/v1/sessions", SandboxInfo.of, json=asked)
 
 
-def sandboxes() -> Call[list[SandboxInfo]]:
-    return _get("/v1/sessions", lambda said: [SandboxInfo.of(one) for one in said["sessions"]])
+def sandboxes() -> Call[Page[SandboxInfo]]:
+    return _list("/v1/sessions", "sessions", SandboxInfo.of)
 
 
 def sandbox(id: str) -> Call[SandboxInfo]:
@@ -278,8 +280,8 @@ def follow(id: str, pid: int) -> Call[None]:
     return Call("GET", _of(id, "processes", str(pid), "output"), _nothing)
 
 
-def processes(id: str) -> Call[list[ProcessInfo]]:
-    return _get(_of(id, "processes"), lambda said: [ProcessInfo.of(one) for one in said["processes"]])
+def processes(id: str) -> Call[Page[ProcessInfo]]:
+    return _list(_of(id, "processes"), "processes", ProcessInfo.of)
 
 
 def process(id: str, pid: int) -> Call[ProcessInfo]:
@@ -330,9 +332,8 @@ def write_file(id: str, path: str, mode: int | None, content: bytes | None = Non
     )
 
 
-def list_files(id: str, path: str, depth: int) -> Call[list[FileInfo]]:
-    query = {"path": path, "depth": str(depth)}
-    return _get(_of(id, "files", "list"), lambda said: [FileInfo.of(one) for one in said["entries"]], query)
+def list_files(id: str, path: str, depth: int) -> Call[Page[FileInfo]]:
+    return _list(_of(id, "files", "list"), "entries", FileInfo.of, {"path": path, "depth": str(depth)})
 
 
 def stat(id: str, path: str) -> Call[FileInfo]:
@@ -370,6 +371,10 @@ _TAR = {"content-type": "application/x-tar"}
 
 def _get(path: str, read: Callable[[Any], T], query: Mapping[str, str] | None = None) -> Call[T]:
     return Call("GET", path, read, query=query or {}, repeatable=True)
+
+
+def _list(path: str, name: str, of: Callable[[Json], T], query: Mapping[str, str] | None = None) -> Call[Page[T]]:
+    return _get(path, lambda said: ([of(one) for one in said[name]], said.get("next")), query)
 
 
 def _of(id: str, *rest: str) -> str:

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import httpx
 
 from . import _local
-from ._calls import Call
+from ._calls import Call, Page
 from ._events import Decoder, Event
 from .errors import ApiError, CasemateError, ConnectionFailed, RequestTimeout, of_problem
 
@@ -49,6 +49,15 @@ class Transport:
                     raise
             time.sleep(pause)
             attempt += 1
+
+    def all(self, call: Call[Page[T]]) -> Iterator[T]:
+        """A list, part by part."""
+        while True:
+            page, cursor = self.send(call)
+            yield from page
+            if cursor is None:
+                return
+            call = call.after(cursor)
 
     def upload(self, call: Call[T], content: bytes | Iterable[bytes] | None) -> T:
         """Once and no more: the content may come only once."""
@@ -123,6 +132,15 @@ class AsyncTransport:
                     raise
             await asyncio.sleep(pause)
             attempt += 1
+
+    async def all(self, call: Call[Page[T]]) -> AsyncIterator[T]:
+        while True:
+            page, cursor = await self.send(call)
+            for item in page:
+                yield item
+            if cursor is None:
+                return
+            call = call.after(cursor)
 
     async def upload(self, call: Call[T], content: bytes | AsyncIterable[bytes] | None) -> T:
         async with self.open(call, content, None if call.patient else self._timeout) as response:

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 # A seal follows its records within hundredths of a second, unless the machine is busy.
 SEALED_WITHIN = 2.0
 ASKED_AGAIN_AFTER = 0.02
-PAGE = 100
 
 
 class Client:
@@ -91,22 +90,17 @@ class Client:
 
     def executions(self) -> Iterator[ExecutionInfo]:
         """All that the server knows of, newest first."""
-        cursor: str | None = None
-        while True:
-            page, cursor = self._transport.send(_calls.executions(cursor, PAGE))
-            yield from page
-            if cursor is None:
-                return
+        return self._transport.all(_calls.executions())
 
     def cancel(self, id: str) -> None:
         self._transport.send(_calls.cancel(id))
 
     def sandboxes(self) -> list[SandboxInfo]:
         """Those that are open, oldest first."""
-        return self._transport.send(_calls.sandboxes())
+        return list(self._transport.all(_calls.sandboxes()))
 
     def images(self) -> list[ImageInfo]:
-        return self._transport.send(_calls.images())
+        return list(self._transport.all(_calls.images()))
 
     def receipt(self, of: Result | str) -> Receipt:
         """The signed lines about an execution, a sandbox, or a program in one. Waits a moment for the signature."""

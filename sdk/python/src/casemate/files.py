@@ -40,7 +40,7 @@ class Files:
 
     def list(self, path: str = "/work", *, depth: int = 1) -> builtins.list[FileInfo]:
         """What is in a directory, down to `depth`."""
-        return self._transport.send(_calls.list_files(self._sandbox, path, depth))
+        return [*self._transport.all(_calls.list_files(self._sandbox, path, depth))]
 
     def stat(self, path: str) -> FileInfo:
         return self._transport.send(_calls.stat(self._sandbox, path))

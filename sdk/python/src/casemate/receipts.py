@@ -111,13 +111,13 @@ class Receipt:
         only half a receipt: that is an error unless `still_open` says that it is fine.
         """
         key = _key(public_key)
-        for seal in self._seals:
-            _check_seal(seal, key)
         self._check_links()
         self._check_sealed()
         self._check_events(still_open)
         if result is not None:
             self._check_result(result)
+        for seal in self._seals:
+            _check_seal(seal, key)
 
     def _check_links(self) -> None:
         """Lines that are neighbours in the chain name each other."""

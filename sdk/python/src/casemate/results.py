@@ -434,8 +434,9 @@ class CodeResult:
 
     @property
     def text(self) -> str | None:
-        """Of the last thing that was shown: the value of the last expression, if there is one."""
-        return self.results[-1].text if self.results else None
+        """Of the last thing that was shown and is no picture: the value of the last expression, if it has one."""
+        texts = [result.text for result in self.results if result.png is None]
+        return texts[-1] if texts else None
 
     def check(self) -> CodeResult:
         """Itself, if nothing was raised."""

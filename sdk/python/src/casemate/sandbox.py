@@ -236,7 +236,7 @@ class Commands:
 
     def list(self) -> builtins.list[ProcessInfo]:
         """Those that run, and the last that ran."""
-        return self._transport.send(_calls.processes(self._sandbox))
+        return [*self._transport.all(_calls.processes(self._sandbox))]
 
     def connect(self, pid: int) -> Process:
         return Process(self._transport, self._sandbox, self._transport.send(_calls.process(self._sandbox, pid)))

@@ -14,7 +14,7 @@ from .. import _calls
 from .._calls import Command, RunOptions
 from .._events import Following, OnText
 from .._transport import AsyncTransport
-from ..client import ASKED_AGAIN_AFTER, PAGE, SEALED_WITHIN
+from ..client import ASKED_AGAIN_AFTER, SEALED_WITHIN
 from ..receipts import Receipt
 from ..results import ExecutionInfo, Explanation, ImageInfo, Result, SandboxInfo
 
@@ -75,25 +75,19 @@ class AsyncClient:
     async def execution(self, id: str) -> ExecutionInfo:
         return await self._transport.send(_calls.execution(id))
 
-    async def executions(self) -> AsyncIterator[ExecutionInfo]:
+    def executions(self) -> AsyncIterator[ExecutionInfo]:
         """All that the server knows of, newest first."""
-        cursor: str | None = None
-        while True:
-            page, cursor = await self._transport.send(_calls.executions(cursor, PAGE))
-            for execution in page:
-                yield execution
-            if cursor is None:
-                return
+        return self._transport.all(_calls.executions())
 
     async def cancel(self, id: str) -> None:
         await self._transport.send(_calls.cancel(id))
 
     async def sandboxes(self) -> list[SandboxInfo]:
         """Those that are open, oldest first."""
-        return await self._transport.send(_calls.sandboxes())
+        return [one async for one in self._transport.all(_calls.sandboxes())]
 
     async def images(self) -> list[ImageInfo]:
-        return await self._transport.send(_calls.images())
+        return [one async for one in self._transport.all(_calls.images())]
 
     async def receipt(self, of: Result | str) -> Receipt:
         """The signed lines about an execution, a sandbox, or a program in one. Waits a moment for the signature."""

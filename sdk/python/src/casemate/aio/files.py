@@ -44,7 +44,7 @@ class AsyncFiles:
 
     async def list(self, path: str = "/work", *, depth: int = 1) -> builtins.list[FileInfo]:
         """What is in a directory, down to `depth`."""
-        return await self._transport.send(_calls.list_files(self._sandbox, path, depth))
+        return [one async for one in self._transport.all(_calls.list_files(self._sandbox, path, depth))]
 
     async def stat(self, path: str) -> FileInfo:
         return await self._transport.send(_calls.stat(self._sandbox, path))

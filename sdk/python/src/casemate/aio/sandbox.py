@@ -249,7 +249,7 @@ class AsyncCommands:
 
     async def list(self) -> builtins.list[ProcessInfo]:
         """Those that run, and the last that ran."""
-        return await self._transport.send(_calls.processes(self._sandbox))
+        return [one async for one in self._transport.all(_calls.processes(self._sandbox))]
 
     async def connect(self, pid: int) -> AsyncProcess:
         found = await self._transport.send(_calls.process(self._sandbox, pid))

@@ -23,6 +23,25 @@ def test_contexts_do_not_know_each_other(box):
     assert box.run_code("x", context=python.context).text == "1"
 
 
+def test_contexts_are_made_and_forgotten(box):
+    made = box.contexts.create(language="python", cwd="/tmp")
+    assert (made.language, made.cwd) == ("python", "/tmp")
+    assert box.run_code("import os; x = 1; os.getcwd()", context=made.id).text == "'/tmp'"
+    assert box.contexts.restart(made.id).id == made.id
+    assert box.run_code("x", context=made.id).error.name == "NameError"
+    assert made.id in [context.id for context in box.contexts.list()]
+    box.contexts.remove(made.id)
+    with pytest.raises(casemate.NotFound):
+        box.run_code("x", context=made.id)
+
+
+def test_what_takes_too_long_is_interrupted_and_nothing_is_forgotten(box):
+    box.run_code("x = 7")
+    late = box.run_code("import time\ntime.sleep(600)", timeout=0.5)
+    assert late.error is not None
+    assert box.run_code("x").text == "7"
+
+
 def test_errors_are_told_and_forgiven(box):
     box.run_code("def f():\n    raise ValueError('no')")
     failed = box.run_code("f()")

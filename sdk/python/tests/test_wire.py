@@ -160,24 +160,25 @@ def test_code_that_remembers():
         casemate.Client(url) as client,
     ):
         box = casemate.Sandbox(client=client)
-        result = box.run_code("6 * 7", language="python", context="c1", timeout=5)
+        result = box.run_code("6 * 7", context="c1", timeout=5, env={"A": "b"})
         assert (result.text, result.stdout, result.execution_count, result.context) == ("42", "out\n", 2, "c1")
         assert result.results[1].png == b"\x89PNG" and result.check() is result
         with pytest.raises(casemate.CodeFailed, match="ValueError: no") as failed:
             box.run_code("1 / 0", check=True)
         assert failed.value.result.error.traceback.startswith("Traceback")
     assert asked[1].path == "/v1/sessions/s1/code"
-    asked_for = {"code": "6 * 7", "language": "python", "context": "c1", "timeout": "5000ms"}
+    asked_for = {"code": "6 * 7", "context": "c1", "timeout": "5000ms", "env": {"A": "b"}, "stream": False}
     assert json.loads(asked[1].body) == asked_for
 
 
 def test_code_that_is_heard_while_it_runs():
     told = events(
+        ("started", {"context": "c2"}),
         ("stdout", {"data": "a"}),
-        ("result", {"text/plain": "1"}),
+        ("result", {"formats": {"text/plain": "1"}, "is_main": True}),
         ("stderr", {"data": "b"}),
         ("error", FAILED),
-        ("ended", {"execution_count": 3, "context": "c2"}),
+        ("ended", {"execution_count": 3}),
     )
     heard = []
     with serving(OPENED, told) as (url, asked), casemate.Client(url) as client:
@@ -186,6 +187,13 @@ def test_code_that_is_heard_while_it_runs():
     assert heard == ["a", "1"] and (result.stdout, result.stderr, result.text) == ("a", "b", "1")
     assert result.error.name == "ValueError" and (result.execution_count, result.context) == (3, "c2")
     assert json.loads(asked[1].body)["stream"] is True
+
+    gone = events(("started", {"context": "c3"}), ("error", FAILED))
+    with serving(OPENED, gone, events(("started", {"context": "c3"}))) as (url, _), casemate.Client(url) as client:
+        box = casemate.Sandbox(client=client)
+        assert box.run_code("exit()", on_stdout=heard.append).error.value == "no"
+        with pytest.raises(casemate.ConnectionFailed):
+            box.run_code("1", on_stdout=heard.append)
 
     async def awaited(url):
         async with casemate.AsyncClient(url) as client:

@@ -32,6 +32,7 @@ from .errors import (
 from .receipts import PublicKey, Receipt, Record
 from .results import (
     Chunk,
+    CodeContext,
     CodeError,
     CodeOutput,
     CodeResult,
@@ -60,6 +61,7 @@ __all__ = [
     "CasemateError",
     "Chunk",
     "Client",
+    "CodeContext",
     "CodeError",
     "CodeFailed",
     "CodeOutput",

@@ -12,6 +12,7 @@ from typing import Any, Generic, TypedDict, TypeVar
 
 from .receipts import Receipt
 from .results import (
+    CodeContext,
     CodeResult,
     ExecutionInfo,
     Explanation,
@@ -120,6 +121,17 @@ class ProcessOptions(TypedDict, total=False):
     timeout: Duration
     limits: Limits
     tag: str
+
+
+class CodeOptions(TypedDict, total=False):
+    """Where code runs that knows what ran before it, and with what."""
+
+    language: str
+    """`python` or `javascript`: the context that each sandbox has for it."""
+    context: str
+    """Another one, by its id."""
+    env: Mapping[str, str]
+    timeout: Duration
 
 
 def body(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -303,18 +315,28 @@ def stdin(id: str, pid: int, data: str | bytes, end: bool) -> Call[None]:
     )
 
 
-def run_code(
-    id: str, code: str, language: str | None, context: str | None, timeout: Duration | None, stream: bool
-) -> Call[CodeResult]:
-    asked = {
-        "code": code,
-        "language": language,
-        "context": context,
-        "timeout": None if timeout is None else duration(timeout),
-        "stream": stream or None,
-    }
-    given = {name: value for name, value in asked.items() if value is not None}
-    return Call("POST", _of(id, "code"), CodeResult.of, json=given, patient=True)
+def run_code(id: str, code: str, options: CodeOptions, stream: bool) -> Call[CodeResult]:
+    _only(options, CodeOptions)
+    asked: dict[str, Any] = {**body({**options, "timeout": None}), "code": code, "stream": stream}
+    if (timeout := options.get("timeout")) is not None:
+        asked["timeout"] = duration(timeout)
+    return Call("POST", _of(id, "code"), CodeResult.of, json=asked, patient=True)
+
+
+def new_context(id: str, language: str | None, cwd: str | None) -> Call[CodeContext]:
+    return Call("POST", _of(id, "contexts"), CodeContext.of, json=body({"language": language, "cwd": cwd}))
+
+
+def contexts(id: str) -> Call[Page[CodeContext]]:
+    return _list(_of(id, "contexts"), "contexts", CodeContext.of)
+
+
+def remove_context(id: str, context: str) -> Call[None]:
+    return Call("DELETE", _of(id, "contexts", _part(context)), _nothing)
+
+
+def restart_context(id: str, context: str) -> Call[CodeContext]:
+    return Call("POST", _of(id, "contexts", _part(context), "restart"), CodeContext.of)
 
 
 # Files of a sandbox

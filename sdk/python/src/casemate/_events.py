@@ -123,13 +123,17 @@ class CodeFollowing:
         self._output = Following(on_stdout, on_stderr)
         self._on_result = on_result
         self._results: list[CodeOutput] = []
+        self._context: str | None = None
         self._error: Any = None
         self._ended: Any = None
 
     def hear(self, event: Event) -> list[Any]:
         match event.name:
+            case "started":
+                self._context = event.data["context"]
+                return []
             case "result":
-                self._results.append(CodeOutput(event.data))
+                self._results.append(CodeOutput(event.data["formats"]))
                 return [self._on_result(self._results[-1])] if self._on_result else []
             case "error":
                 self._error = event.data
@@ -141,16 +145,17 @@ class CodeFollowing:
                 return self._output.hear(event)
 
     def finish(self) -> CodeResult:
-        if self._ended is None:
-            raise ConnectionFailed("the server went away before the code had ended")
+        # A context that is lost with the code tells an error, and nothing more.
+        if self._ended is None and self._error is None:
+            raise went_away()
         output = self._output.output
         return CodeResult(
             stdout=output.stdout.decode(errors="replace"),
             stderr=output.stderr.decode(errors="replace"),
             results=tuple(self._results),
-            error=code_error(self._error or self._ended.get("error")),
-            execution_count=self._ended.get("execution_count"),
-            context=self._ended.get("context"),
+            error=code_error(self._error),
+            execution_count=None if self._ended is None else self._ended["execution_count"],
+            context=self._context,
         )
 
 

@@ -39,7 +39,7 @@ class Record:
     """SHA-256 of the line: `seq:digest` is what a result calls its receipt."""
     prev: str
     event: str
-    """`opened`, `closed`, `refused` or `interrupted`."""
+    """`opened`, `closed`, `refused`, `interrupted`, or `noted`: something small within a sandbox."""
     id: str
     run: str
     time: str
@@ -140,14 +140,14 @@ class Receipt:
                 raise ReceiptInvalid(f"record {record.seq} is not the one that was signed")
 
     def _check_events(self, still_open: bool) -> None:
-        """Opened once and closed once by the same run, or refused."""
+        """Opened once and closed once by the same run; or refused, or noted."""
         first, *rest = self.records
         if any(record.id != first.id or record.run != first.run for record in rest):
             raise ReceiptInvalid("its records are about different things")
         if [record.seq for record in self.records] != sorted(record.seq for record in self.records):
             raise ReceiptInvalid("its records are out of order")
         match [record.event for record in self.records]:
-            case ["refused"] | ["opened", "closed" | "interrupted"]:
+            case ["refused" | "noted"] | ["opened", "closed" | "interrupted"]:
                 return
             case ["opened"] if still_open:
                 return

@@ -419,7 +419,7 @@ class CodeResult:
     error: CodeError | None = None
     execution_count: int | None = None
     context: str | None = None
-    """To be given to the next piece of code that shall know of this one."""
+    """Where it ran, for the next piece of code that shall know of this one."""
 
     @staticmethod
     def of(said: Json) -> CodeResult:
@@ -443,6 +443,19 @@ class CodeResult:
         if self.error is not None:
             raise CodeFailed(self)
         return self
+
+
+@dataclass(frozen=True)
+class CodeContext:
+    """Where code runs that knows what ran before it."""
+
+    id: str
+    language: str
+    cwd: str
+
+    @staticmethod
+    def of(said: Json) -> CodeContext:
+        return CodeContext(said["id"], said["language"], said["cwd"])
 
 
 def code_error(said: Json | None) -> CodeError | None:

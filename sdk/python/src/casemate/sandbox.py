@@ -16,14 +16,14 @@ from .client import Client
 from .errors import NotFound, SandboxEnded
 from .files import Files
 from .receipts import Receipt
-from .results import Chunk, CodeResult, ProcessInfo, Result, SandboxInfo
+from .results import Chunk, CodeContext, CodeResult, ProcessInfo, Result, SandboxInfo
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from typing_extensions import Self, Unpack
 
-    from ._calls import ProcessOptions
+    from ._calls import CodeOptions, ProcessOptions
     from .results import CodeOutput
 
 
@@ -83,6 +83,7 @@ class Sandbox:
         self._own = own
         self.commands = Commands(self._transport, id)
         self.files = Files(self._transport, id)
+        self.contexts = Contexts(self._transport, id)
 
     def __enter__(self) -> Self:
         return self
@@ -134,17 +135,15 @@ class Sandbox:
         self,
         code: str,
         *,
-        language: str | None = None,
-        context: str | None = None,
-        timeout: Duration | None = None,
         on_stdout: OnText | None = None,
         on_stderr: OnText | None = None,
         on_result: Callable[[CodeOutput], Any] | None = None,
         check: bool = False,
+        **options: Unpack[CodeOptions],
     ) -> CodeResult:
         """Runs code where what ran before it in this context is still known. A new interpreter each time is `commands.run`."""
         listening = on_stdout is not None or on_stderr is not None or on_result is not None
-        call = _calls.run_code(self.id, code, language, context, timeout, listening)
+        call = _calls.run_code(self.id, code, options, listening)
         if listening:
             following = CodeFollowing(on_stdout, on_stderr, on_result)
             with self._transport.events(call) as events:
@@ -287,3 +286,23 @@ class Process:
     def kill(self) -> None:
         """Ends it as if its time were over."""
         self._transport.send(_calls.kill_process(self._sandbox, self.pid))
+
+
+class Contexts:
+    """Where code runs that knows what ran before it. Each sandbox has one for each language; these are others."""
+
+    def __init__(self, transport: Transport, sandbox: str):
+        self._transport, self._sandbox = transport, sandbox
+
+    def create(self, *, language: str | None = None, cwd: str | None = None) -> CodeContext:
+        return self._transport.send(_calls.new_context(self._sandbox, language, cwd))
+
+    def list(self) -> builtins.list[CodeContext]:
+        return [*self._transport.all(_calls.contexts(self._sandbox))]
+
+    def remove(self, id: str) -> None:
+        self._transport.send(_calls.remove_context(self._sandbox, id))
+
+    def restart(self, id: str) -> CodeContext:
+        """With nothing defined in it."""
+        return self._transport.send(_calls.restart_context(self._sandbox, id))

@@ -13,7 +13,7 @@ from .._calls import Command, Duration, SandboxOptions
 from .._events import CodeFollowing, Following, OnText, chunk_of, is_last, went_away
 from ..errors import NotFound, SandboxEnded
 from ..receipts import Receipt
-from ..results import Chunk, CodeResult, ProcessInfo, Result, SandboxInfo
+from ..results import Chunk, CodeContext, CodeResult, ProcessInfo, Result, SandboxInfo
 from .client import AsyncClient, heard
 from .files import AsyncFiles
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self, Unpack
 
-    from .._calls import ProcessOptions
+    from .._calls import CodeOptions, ProcessOptions
     from .._transport import AsyncTransport
     from ..results import CodeOutput
 
@@ -35,6 +35,7 @@ class AsyncSandbox:
     id: str
     commands: AsyncCommands
     files: AsyncFiles
+    contexts: AsyncContexts
 
     def __init__(
         self,
@@ -85,6 +86,7 @@ class AsyncSandbox:
             raise
         self.commands = AsyncCommands(self._transport, self.id)
         self.files = AsyncFiles(self._transport, self.id)
+        self.contexts = AsyncContexts(self._transport, self.id)
         return self
 
     def __await__(self) -> Generator[Any, None, Self]:
@@ -140,17 +142,15 @@ class AsyncSandbox:
         self,
         code: str,
         *,
-        language: str | None = None,
-        context: str | None = None,
-        timeout: Duration | None = None,
         on_stdout: OnText | None = None,
         on_stderr: OnText | None = None,
         on_result: Callable[[CodeOutput], Any] | None = None,
         check: bool = False,
+        **options: Unpack[CodeOptions],
     ) -> CodeResult:
         """Runs code where what ran before it in this context is still known. A new interpreter each time is `commands.run`."""
         listening = on_stdout is not None or on_stderr is not None or on_result is not None
-        call = _calls.run_code(self.id, code, language, context, timeout, listening)
+        call = _calls.run_code(self.id, code, options, listening)
         if listening:
             following = CodeFollowing(on_stdout, on_stderr, on_result)
             async with self._transport.events(call) as events:
@@ -303,3 +303,23 @@ class AsyncProcess:
     async def kill(self) -> None:
         """Ends it as if its time were over."""
         await self._transport.send(_calls.kill_process(self._sandbox, self.pid))
+
+
+class AsyncContexts:
+    """Where code runs that knows what ran before it. Each sandbox has one for each language; these are others."""
+
+    def __init__(self, transport: AsyncTransport, sandbox: str):
+        self._transport, self._sandbox = transport, sandbox
+
+    async def create(self, *, language: str | None = None, cwd: str | None = None) -> CodeContext:
+        return await self._transport.send(_calls.new_context(self._sandbox, language, cwd))
+
+    async def list(self) -> builtins.list[CodeContext]:
+        return [one async for one in self._transport.all(_calls.contexts(self._sandbox))]
+
+    async def remove(self, id: str) -> None:
+        await self._transport.send(_calls.remove_context(self._sandbox, id))
+
+    async def restart(self, id: str) -> CodeContext:
+        """With nothing defined in it."""
+        return await self._transport.send(_calls.restart_context(self._sandbox, id))

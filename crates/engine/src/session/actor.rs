@@ -734,6 +734,8 @@ impl Actor {
                 }
             }
             ToHost::Exited { exec, status, usage, discarded } => {
+                // The first program of a session can be over before it is known that it was let go.
+                self.runs(exec);
                 let ended =
                     self.execs.remove(&exec).ok_or(ChannelError::Order("an end without a beginning"))?;
                 self.end(ended, status, usage, discarded);

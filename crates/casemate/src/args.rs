@@ -158,6 +158,9 @@ pub(crate) struct ServeArgs {
     /// What is told of requests and executions on standard error
     #[arg(long, value_name = "FORM", default_value = "off")]
     pub(crate) log: LogForm,
+    /// Stop when standard input is closed: whoever started this holds its other end, and is gone
+    #[arg(long)]
+    pub(crate) until_stdin_closes: bool,
 }
 
 /// How a server tells what it does.

@@ -58,6 +58,7 @@ pub(crate) async fn serve(args: &ServeArgs, policy: Option<&Path>) -> Result<u8,
     tokio::select! {
         served = &mut serving => return served.map(|()| exit::DONE).map_err(Failure::from),
         () = signals.next() => {}
+        () = stdin_closed(), if args.until_stdin_closes => {}
     }
     let _ = stop.send(true);
     // Once more, and it is not waited for any longer: what is left is closed by the next start.
@@ -82,6 +83,15 @@ fn start_log(form: LogForm) {
             tracing::subscriber::set_global_default(log.with_ansi(false).finish())
         }
     };
+}
+
+/// Waits until nobody holds the other end of standard input: the kernel closes it even for a process that was killed. What comes in
+/// means nothing.
+async fn stdin_closed() {
+    let drained =
+        tokio::task::spawn_blocking(|| std::io::copy(&mut std::io::stdin().lock(), &mut std::io::sink()));
+    // One that cannot be read has nobody at its other end, either.
+    let _ = drained.await;
 }
 
 fn addresses(args: &ServeArgs, tls: bool) -> Vec<Address> {

@@ -1,5 +1,5 @@
-//! The service as real clients meet it: packages that we did not write, from where everybody gets them. Each file of tests in
-//! `clients/` is one test here; `cargo xtask test` has installed what they need.
+//! The service as real clients meet it: packages that we did not write, from where everybody gets them, and our own. Each file of
+//! tests in `DIRECTORIES` is one test here; `cargo xtask test` has installed what they need.
 
 mod common;
 
@@ -28,9 +28,21 @@ macro_rules! clients {
 }
 
 /// Where files of tests lie, from the root of the sources.
-const DIRECTORIES: [&str; 1] = ["crates/testkit/clients"];
+const DIRECTORIES: [&str; 2] = ["crates/testkit/clients", "sdk/python/tests"];
 
-clients! {}
+clients! {
+    python_archives: "sdk/python/tests/test_archive.py";
+    python_awaited: "sdk/python/tests/test_async.py";
+    python_client: "sdk/python/tests/test_client.py";
+    python_code: "sdk/python/tests/test_code.py";
+    python_local_server: "sdk/python/tests/test_local.py";
+    python_receipts: "sdk/python/tests/test_receipts.py";
+    python_sandbox: "sdk/python/tests/test_sandbox.py";
+    python_signatures: "sdk/python/tests/test_ed25519.py";
+    python_trees: "sdk/python/tests/test_trees.py";
+    python_types: "sdk/python/tests/test_types.py";
+    python_wire: "sdk/python/tests/test_wire.py";
+}
 
 fn root() -> PathBuf {
     let here = std::env::var_os("CARGO_MANIFEST_DIR").map(PathBuf::from);

@@ -69,7 +69,7 @@ impl<'a> Server<'a> {
         let log = home.beside("serve.log");
         let words = [&["serve", "--listen", "127.0.0.1:0"], flags].concat();
         let mut command = home.command(&words);
-        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(fs::File::create(&log).expect("a log"));
+        command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(fs::File::create(&log).expect("a log"));
         let mut child = command.spawn().expect("the server starts");
         let deadline = Instant::now() + HUNG;
         let address = loop {
@@ -150,8 +150,13 @@ impl<'a> Server<'a> {
 
     /// Tells it to stop, and insists that it leaves nothing behind.
     #[track_caller]
-    fn stop(mut self) {
+    fn stop(self) {
         self.signal(Signal::TERM);
+        self.ends_well();
+    }
+
+    #[track_caller]
+    fn ends_well(mut self) {
         let status = self.child.wait().expect("its own child");
         let log = fs::read_to_string(self.home.beside("serve.log")).expect("a log");
         assert!(status.success(), "{status}: {log}");
@@ -485,6 +490,17 @@ fn a_session_lives_as_long_as_it_was_asked_to() {
     eventually("nobody waits for an idle one", HUNG, || sessions() == Some(0));
     assert_ne!(idle["id"], id.as_str());
     server.stop();
+}
+
+#[test]
+fn it_ends_with_whoever_started_it_if_told_so() {
+    let home = Home::new();
+    let mut server = Server::start_with(&home, &["--until-stdin-closes"]);
+    let session = server.post("/v1/sessions", &json!({"ttl": "10m"})).is(201).json();
+    let place = format!("/v1/sessions/{}/processes", session["id"].as_str().expect("an id"));
+    server.post(&place, &json!({"command": ["sleep", "600"], "background": true})).is(201);
+    drop(server.child.stdin.take());
+    server.ends_well();
 }
 
 #[test]

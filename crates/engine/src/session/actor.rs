@@ -734,6 +734,8 @@ impl Actor {
                 }
             }
             ToHost::Exited { exec, status, usage, discarded } => {
+                // The first program of a session can be over before it is known that it was let go.
+                self.runs(exec);
                 let ended =
                     self.execs.remove(&exec).ok_or(ChannelError::Order("an end without a beginning"))?;
                 self.end(ended, status, usage, discarded);
@@ -899,7 +901,13 @@ impl Running {
             ran.digests.add(name, output.digest);
         }
         let executed = record.close(Some(&request), status, ran);
+        let has_run = !matches!(executed.outcome.status, Status::Refused(_) | Status::Failed { .. });
         match waiting {
+            // It was over before anybody could say that it had begun.
+            Some((reply, process)) if has_run => {
+                let _ = reply.send(Ok(process));
+                let _ = ended.send(executed);
+            }
             Some((reply, _)) => drop(reply.send(Err(Box::new(executed)))),
             None => drop(ended.send(executed)),
         }

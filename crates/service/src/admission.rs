@@ -89,6 +89,12 @@ impl Admission {
                 if state.taken >= state.room.cells {
                     return;
                 }
+                // Whoever gave up has no turn.
+                for tenant in state.tenants.values_mut() {
+                    while tenant.waiting.front().is_some_and(oneshot::Sender::is_closed) {
+                        tenant.waiting.pop_front();
+                    }
+                }
                 let next = state
                     .tenants
                     .iter()
@@ -105,7 +111,7 @@ impl Admission {
                 state.taken += 1;
                 (call, Permit { admission: Some(self.clone()), tenant: name })
             };
-            // Out of the lock: whoever gave up meanwhile drops the permit right here.
+            // Out of the lock: whoever gave up just now drops the permit right here.
             let _ = call.send(permit);
         }
     }

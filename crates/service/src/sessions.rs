@@ -122,6 +122,7 @@ impl Sessions {
         });
         app.sessions.lock().insert(id.clone(), live.clone());
         tokio::spawn(look_after(app.clone(), live.clone(), ends));
+        app.state.flush().await;
         Ok(live)
     }
 
@@ -216,18 +217,20 @@ impl Live {
             }
             processes.insert(pid, running.clone());
         }
-        let (app, of, live) = (app.clone(), running.clone(), self.clone());
+        let (own, of, live) = (app.clone(), running.clone(), self.clone());
         tokio::spawn(async move {
             of.log.fill(output).await;
             if let Ok(executed) = ended.await {
-                app.metrics.executed(&executed);
-                note(&app, &of.id, &executed);
+                own.metrics.executed(&executed);
+                note(&own, &of.id, &executed);
+                own.state.flush().await;
                 of.log.end(executed);
             } else {
                 of.log.lose();
             }
             live.touch();
         });
+        app.state.flush().await;
         Ok(running)
     }
 

@@ -8,6 +8,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use rusqlite::{Connection, OptionalExtension, Row, params};
 use subtle::ConstantTimeEq;
+use tokio::sync::oneshot;
 
 use crate::token::{Scope, Token};
 
@@ -136,7 +137,7 @@ enum Write {
         summary: String,
     },
     /// Tell when everything before this is written.
-    Flush(mpsc::SyncSender<()>),
+    Flush(oneshot::Sender<()>),
 }
 
 impl std::fmt::Debug for State {
@@ -349,11 +350,11 @@ impl State {
         .map(drop)
     }
 
-    /// Waits until everything is written.
-    pub(crate) fn flush(&self) {
-        let (tell, told) = mpsc::sync_channel(1);
+    /// Waits until everything so far is written. What a client is told of has to be known after a crash, too.
+    pub(crate) async fn flush(&self) {
+        let (tell, told) = oneshot::channel();
         self.write(Write::Flush(tell));
-        let _ = told.recv();
+        let _ = told.await;
     }
 
     fn write(&self, write: Write) {
@@ -392,7 +393,7 @@ fn write_all(mut connection: Connection, inbox: &mpsc::Receiver<Write>) {
         all.extend(inbox.try_iter());
         let written = (|| -> rusqlite::Result<()> {
             let transaction = connection.transaction()?;
-            for write in &all {
+            for write in all {
                 match write {
                     Write::Begun { id, tenant, kind, session, run, created } => transaction
                         .prepare_cached("INSERT OR IGNORE INTO executions (id, tenant, kind, session, run, created, state) VALUES (?, ?, ?, ?, ?, ?, 'running')")?
@@ -401,7 +402,7 @@ fn write_all(mut connection: Connection, inbox: &mpsc::Receiver<Write>) {
                         .prepare_cached("UPDATE executions SET ended = ?, state = ?, summary = ? WHERE id = ?")?
                         .execute(params![ended, state, summary, id])?,
                     Write::Flush(tell) => {
-                        told.push(tell.clone());
+                        told.push(tell);
                         0
                     }
                 };
@@ -488,13 +489,13 @@ mod tests {
         assert_eq!(state.authenticate(&guess).expect("readable"), None);
     }
 
-    #[test]
-    fn executions_belong_to_their_tenant_and_are_interrupted_with_their_server() {
+    #[tokio::test]
+    async fn executions_belong_to_their_tenant_and_are_interrupted_with_their_server() {
         let (home, state) = state();
         state.begun("1", "a", "execution", None, "run-1");
         state.begun("2", "a", "execution", None, "run-1");
         state.ended("1", "exited", "{}".into());
-        state.flush();
+        state.flush().await;
         assert_eq!(state.find("b", "execution", "1").expect("readable"), None);
         assert_eq!(state.list("a", "execution", i64::MAX, 10).expect("readable").len(), 2);
         assert_eq!(state.list("a", "execution", i64::MAX, 1).expect("readable")[0].id, "2");

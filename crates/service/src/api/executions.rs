@@ -104,7 +104,7 @@ fn events(execution: Execution) -> Response {
     stream::sse(futures_util::stream::unfold(Step::Begin(execution), |step| async move {
         match step {
             Step::Begin(execution) => {
-                let event = stream::named("started", &json!({"id": execution.id}));
+                let event = stream::named("started", &json!({"id": execution.named().await}));
                 Some((event, Step::Follow(execution)))
             }
             Step::Follow(mut execution) => match execution.output.recv().await {
@@ -132,7 +132,7 @@ pub(crate) async fn show(
     Path(id): Path<String>,
 ) -> Result<Response, Problem> {
     caller.check(Scope::Run)?;
-    app.state.flush();
+    app.state.flush().await;
     let found = app.state.find(&caller.tenant, "execution", &id);
     let found = found.map_err(|error| Problem::internal(error.to_string()))?;
     let known = found.ok_or_else(|| Problem::not_found("execution"))?;
@@ -159,7 +159,7 @@ pub(crate) async fn list(
 ) -> Result<Response, Problem> {
     caller.check(Scope::Run)?;
     let (before, limit) = page.bounds()?;
-    app.state.flush();
+    app.state.flush().await;
     let found = app.state.list(&caller.tenant, "execution", before, limit);
     let found = found.map_err(|error| Problem::internal(error.to_string()))?;
     let next = Page::next(limit, &found);
@@ -177,7 +177,7 @@ pub(crate) async fn cancel(
     if app.executions.cancel(&caller.tenant, &id) {
         return Ok(StatusCode::ACCEPTED);
     }
-    app.state.flush();
+    app.state.flush().await;
     let found = app.state.find(&caller.tenant, "execution", &id);
     match found.map_err(|error| Problem::internal(error.to_string()))? {
         // It has ended meanwhile, which is what was wanted.

@@ -14,6 +14,7 @@ use serde_json::{Value, json};
 
 use super::body::Document;
 use crate::app::App;
+use crate::executions::note;
 use crate::problem::{Code, Problem};
 use crate::sessions::{Live, Sessions, Terms};
 use crate::shape::outcome::ExecutionJson;
@@ -82,7 +83,7 @@ pub(crate) async fn show(
     if let Ok(live) = app.sessions.find(&caller.tenant, &id) {
         return Ok(Json(described(&live)).into_response());
     }
-    app.state.flush();
+    app.state.flush().await;
     let found = app.state.find(&caller.tenant, "session", &id);
     let known = found.map_err(|error| Problem::internal(error.to_string()))?;
     let known = known.ok_or_else(|| Problem::not_found("session"))?;
@@ -121,6 +122,9 @@ pub(crate) async fn kill(
     let live = app.sessions.find(&caller.tenant, &id)?;
     let ended = live.session.end(Cause::Cancelled).await;
     let ended = ended.ok_or_else(|| Problem::internal("what became of the session is not known"))?;
+    // Whoever looks after it says so, too, but may come to that later than the answer.
+    note(&app, live.session.id(), &ended);
+    app.state.flush().await;
     Ok(Json(ExecutionJson::summary(&ended)).into_response())
 }
 

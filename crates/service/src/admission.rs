@@ -125,6 +125,7 @@ impl Admission {
             called
         };
         self.serve();
+        let _leaving = Leaving(self);
         // Nobody drops a waiting sender but us, after it was called.
         waiting.await.map_err(|_| Full::Queue)
     }
@@ -148,6 +149,12 @@ impl Admission {
                 if state.taken >= state.room.cells {
                     return;
                 }
+                // Whoever gave up has no turn.
+                for tenant in state.tenants.values_mut() {
+                    while tenant.waiting.front().is_some_and(|first| first.call.is_closed()) {
+                        tenant.waiting.pop_front();
+                    }
+                }
                 let next = state
                     .tenants
                     .iter()
@@ -165,7 +172,7 @@ impl Admission {
                 state.taken += 1;
                 (call, Permit { admission: Some(self.clone()), tenant: name, share })
             };
-            // Out of the lock: whoever gave up meanwhile drops the permit right here.
+            // Out of the lock: whoever gave up just now drops the permit right here.
             let _ = call.send(permit);
         }
     }
@@ -186,6 +193,15 @@ impl Admission {
     fn lock(&self) -> std::sync::MutexGuard<'_, State> {
         // Nothing panics while holding it.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Whoever gives up may have kept those behind from something that they would fit into.
+struct Leaving<'a>(&'a Admission);
+
+impl Drop for Leaving<'_> {
+    fn drop(&mut self) {
+        self.0.serve();
     }
 }
 

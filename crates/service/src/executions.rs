@@ -27,7 +27,7 @@ struct Live {
 
 /// One that was begun. Dropped, it is cancelled.
 pub(crate) struct Execution {
-    pub(crate) id: String,
+    id: String,
     pub(crate) output: mpsc::Receiver<Chunk>,
     pub(crate) ended: oneshot::Receiver<Box<Executed>>,
     files: Option<Collected>,
@@ -87,6 +87,7 @@ pub(crate) async fn begin(
         own.executions.lock().remove(&number);
         own.metrics.executed(&executed);
         note(&own, &number, &executed);
+        own.state.flush().await;
         let _ = tell.send(executed);
     });
     Ok(Execution { id, output, ended, files, app: app.clone() })
@@ -114,6 +115,12 @@ pub(crate) const fn kind(status: &Status) -> &'static str {
 }
 
 impl Execution {
+    /// Its id, once it is known for longer than this server lives.
+    pub(crate) async fn named(&self) -> &str {
+        self.app.state.flush().await;
+        &self.id
+    }
+
     /// What came out, once it has ended.
     pub(crate) fn files(&self) -> Option<Vec<FileJson>> {
         self.files.as_ref().map(Collected::take)

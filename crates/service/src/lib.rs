@@ -6,7 +6,6 @@ mod app;
 mod archive;
 mod config;
 mod executions;
-mod linger;
 mod listen;
 mod metrics;
 mod problem;
@@ -173,7 +172,7 @@ async fn leave(mut app: App) -> Result<(), ServeError> {
     for _ in 0..500 {
         app = match Arc::try_unwrap(app) {
             Ok(shared) => {
-                shared.state.flush();
+                shared.state.flush().await;
                 let leaving = shared.engine.shutdown().await?;
                 drop(leaving);
                 return Ok(());
@@ -183,6 +182,6 @@ async fn leave(mut app: App) -> Result<(), ServeError> {
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
     // Somebody hangs on. What they hold is destroyed with this process; the next start closes what is open.
-    app.state.flush();
+    app.state.flush().await;
     Ok(())
 }

@@ -1,5 +1,7 @@
 //! Connections: where they come from, how many there may be, how long they may dawdle, and how they end.
 
+mod patience;
+
 use std::net::SocketAddr;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -12,8 +14,10 @@ use axum::Router;
 use axum::body::Body;
 use hyper::Request;
 use hyper::body::Incoming;
+use hyper::header;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream, UnixListener};
 use tokio::sync::{Semaphore, watch};
@@ -23,12 +27,14 @@ use tower_service::Service;
 use crate::ServeError;
 use crate::app::App;
 use crate::config::Tls;
-use crate::linger::Lingering;
+use patience::{Received, Taken};
 
 /// Connections at a time. One more waits in the kernel's queue.
 const MAX_CONNECTIONS: usize = 4096;
 /// How long the head of a request may take.
 const HEAD_PATIENCE: Duration = Duration::from_secs(10);
+/// How long a client may take nothing while there is something for it.
+const WRITE_PATIENCE: Duration = Duration::from_secs(30);
 const MAX_HEAD: usize = 64 << 10;
 
 /// Where to listen.
@@ -165,7 +171,8 @@ pub(crate) async fn serve(
     mut stop: watch::Receiver<bool>,
     patience: Duration,
 ) {
-    let room = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+    let most = most_connections();
+    let room = Arc::new(Semaphore::new(most));
     loop {
         let Ok(place) = room.clone().acquire_owned().await else { break };
         let accepted = tokio::select! {
@@ -185,7 +192,9 @@ pub(crate) async fn serve(
             let (mut router, app) = (router.clone(), own.clone());
             async move {
                 app.metrics.requests.fetch_add(1, Ordering::Relaxed);
-                let response = router.call(request.map(|body| Body::new(Lingering::new(body)))).await;
+                let waits = request.headers().contains_key(header::EXPECT);
+                let request = request.map(|body| Body::new(Received::new(body, waits)));
+                let response = router.call(request).await;
                 if let Ok(response) = &response
                     && (response.status().is_client_error() || response.status().is_server_error())
                 {
@@ -201,7 +210,7 @@ pub(crate) async fn serve(
                 .timer(TokioTimer::new())
                 .header_read_timeout(HEAD_PATIENCE)
                 .max_buf_size(MAX_HEAD)
-                .serve_connection(TokioIo::new(stream), service)
+                .serve_connection(TokioIo::new(Taken::new(stream, WRITE_PATIENCE)), service)
                 .with_upgrades();
             app.metrics.connections.fetch_add(1, Ordering::Relaxed);
             let mut connection = std::pin::pin!(connection);
@@ -219,5 +228,13 @@ pub(crate) async fn serve(
         });
     }
     drop(listener);
-    let _ = tokio::time::timeout(patience, room.acquire_many(MAX_CONNECTIONS as u32)).await;
+    let _ = tokio::time::timeout(patience, room.acquire_many(most as u32)).await;
+}
+
+/// Cells need descriptors, too: connections get half of those that there may be. The soft limit of most systems is from another time.
+fn most_connections() -> usize {
+    let limit = getrlimit(Resource::Nofile);
+    let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
+    let descriptors = getrlimit(Resource::Nofile).current.map_or(usize::MAX, |most| most as usize);
+    MAX_CONNECTIONS.min(descriptors / 2)
 }

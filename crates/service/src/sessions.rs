@@ -131,6 +131,7 @@ impl Sessions {
                 return Err(problem);
             }
         }
+        app.state.flush().await;
         Ok(live)
     }
 
@@ -196,7 +197,11 @@ impl Live {
             self.save(app, &volume.name).await?;
         }
         let ended = self.session.end(Cause::Cancelled).await;
-        ended.ok_or_else(|| Problem::internal("what became of the session is not known"))
+        let ended = ended.ok_or_else(|| Problem::internal("what became of the session is not known"))?;
+        // Whoever looks after it says so, too, but may come to that later than the answer.
+        note(app, self.session.id(), &ended);
+        app.state.flush().await;
+        Ok(ended)
     }
 
     /// For a session whose end does not wait for anybody.
@@ -256,18 +261,20 @@ impl Live {
             }
             processes.insert(pid, running.clone());
         }
-        let (app, of, live) = (app.clone(), running.clone(), self.clone());
+        let (own, of, live) = (app.clone(), running.clone(), self.clone());
         tokio::spawn(async move {
             of.log.fill(output).await;
             if let Ok(executed) = ended.await {
-                app.metrics.executed(&executed);
-                note(&app, &of.id, &executed);
+                own.metrics.executed(&executed);
+                note(&own, &of.id, &executed);
+                own.state.flush().await;
                 of.log.end(executed);
             } else {
                 of.log.lose();
             }
             live.touch();
         });
+        app.state.flush().await;
         Ok(running)
     }
 

@@ -8,6 +8,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use rusqlite::{Connection, OptionalExtension, Row, params};
 use subtle::ConstantTimeEq;
+use tokio::sync::oneshot;
 
 use crate::token::{Scope, Token};
 
@@ -147,7 +148,7 @@ enum Write {
         cpu_millis: u64,
     },
     /// Tell when everything before this is written.
-    Flush(mpsc::SyncSender<()>),
+    Flush(oneshot::Sender<()>),
 }
 
 impl std::fmt::Debug for State {
@@ -399,11 +400,11 @@ impl State {
         .map(drop)
     }
 
-    /// Waits until everything is written.
-    pub(crate) fn flush(&self) {
-        let (tell, told) = mpsc::sync_channel(1);
+    /// Waits until everything so far is written. What a client is told of has to be known after a crash, too.
+    pub(crate) async fn flush(&self) {
+        let (tell, told) = oneshot::channel();
         self.write(Write::Flush(tell));
-        let _ = told.recv();
+        let _ = told.await;
     }
 
     fn write(&self, write: Write) {
@@ -442,7 +443,7 @@ fn write_all(mut connection: Connection, inbox: &mpsc::Receiver<Write>) {
         all.extend(inbox.try_iter());
         let written = (|| -> rusqlite::Result<()> {
             let transaction = connection.transaction()?;
-            for write in &all {
+            for write in all {
                 match write {
                     Write::Begun { id, tenant, kind, session, run, created } => transaction
                         .prepare_cached("INSERT OR IGNORE INTO executions (id, tenant, kind, session, run, created, state) VALUES (?, ?, ?, ?, ?, ?, 'running')")?
@@ -452,9 +453,9 @@ fn write_all(mut connection: Connection, inbox: &mpsc::Receiver<Write>) {
                         .execute(params![ended, state, summary, id])?,
                     Write::Spent { tenant, day, cpu_millis } => transaction
                         .prepare_cached("INSERT INTO used (tenant, day, cpu_millis) VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET cpu_millis = cpu_millis + excluded.cpu_millis")?
-                        .execute(params![tenant, day, *cpu_millis as i64])?,
+                        .execute(params![tenant, day, cpu_millis as i64])?,
                     Write::Flush(tell) => {
-                        told.push(tell.clone());
+                        told.push(tell);
                         0
                     }
                 };
@@ -541,13 +542,13 @@ mod tests {
         assert_eq!(state.authenticate(&guess).expect("readable"), None);
     }
 
-    #[test]
-    fn executions_belong_to_their_tenant_and_are_interrupted_with_their_server() {
+    #[tokio::test]
+    async fn executions_belong_to_their_tenant_and_are_interrupted_with_their_server() {
         let (home, state) = state();
         state.begun("1", "a", "execution", None, "run-1");
         state.begun("2", "a", "execution", None, "run-1");
         state.ended("1", "exited", "{}".into());
-        state.flush();
+        state.flush().await;
         assert_eq!(state.find("b", "execution", "1").expect("readable"), None);
         assert_eq!(state.list("a", "execution", i64::MAX, 10).expect("readable").len(), 2);
         assert_eq!(state.list("a", "execution", i64::MAX, 1).expect("readable")[0].id, "2");

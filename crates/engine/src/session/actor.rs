@@ -183,6 +183,8 @@ struct Feed {
     digest: Sha256,
     waiting: VecDeque<(Vec<u8>, usize, oneshot::Sender<()>)>,
     ended: bool,
+    /// The guest knows that it has.
+    told: bool,
     any: bool,
 }
 
@@ -298,6 +300,7 @@ impl Actor {
                     self.cell.channel.ask(&ToGuest::Measure);
                     self.asked = true;
                 }
+                self.tidy();
                 let steady = if self.execs.is_empty() { IDLE_LOOK } else { BUSY_LOOK };
                 self.pace = (self.pace * 2).min(steady);
                 *look = tokio::time::Instant::now() + self.pace;
@@ -368,7 +371,7 @@ impl Actor {
             }
             Command::Input { number, bytes, sent } => {
                 // Dropped if there is nobody to take it: whoever sent it is told by that.
-                if let Some(feed) = self.feed(number) {
+                if let Some(feed) = self.feed(number).filter(|feed| !feed.ended) {
                     feed.waiting.push_back((bytes, 0, sent));
                     self.pump(number);
                 }
@@ -581,7 +584,11 @@ impl Actor {
             && let Some((reply, process)) = exec.waiting.take()
         {
             exec.started = Instant::now();
-            let _ = reply.send(Ok(process));
+            // Nobody knows of it, so nobody could end it.
+            if reply.send(Ok(process)).is_err() {
+                exec.killed = Some((Cause::Cancelled, Instant::now() + LAST_WORDS));
+                self.cell.channel.ask(&ToGuest::Signal { exec: number, signal: libc::SIGKILL as u8 });
+            }
         }
     }
 
@@ -620,9 +627,9 @@ impl Actor {
                 let _ = sent.send(());
             }
         }
-        if feed.ended {
+        if feed.ended && !feed.told {
             cell.channel.send(feed.stream, Body::End);
-            feed.ended = false;
+            feed.told = true;
         }
     }
 
@@ -655,6 +662,30 @@ impl Actor {
         for (stream, bytes) in credits {
             self.credit(Credit { stream, bytes });
         }
+    }
+
+    /// Files that nobody will send the rest of end where they are, and what nobody hears of is not watched any more.
+    fn tidy(&mut self) {
+        let mut given_up = Vec::new();
+        for (number, put) in self.puts.iter_mut().filter(|(_, put)| put.done.is_closed()) {
+            put.feed.ended = true;
+            given_up.push(*number);
+        }
+        given_up.into_iter().for_each(|number| self.pump(number));
+        let unheard = |(number, watching): (&Id, &Watching)| {
+            let answered = !self.questions.contains_key(number);
+            (answered && watching.changes.is_closed()).then_some(*number)
+        };
+        let unheard: Vec<Id> = self.watches.iter().filter_map(unheard).collect();
+        unheard.into_iter().for_each(|watch| self.unwatch(watch));
+    }
+
+    /// The number of the watch serves for the question, too: its own was answered.
+    fn unwatch(&mut self, watch: Id) {
+        self.watches.remove(&watch);
+        let request = FileRequest::Unwatch { watch };
+        self.questions.insert(watch, Question { found: Vec::new(), done: Answer::Nobody });
+        self.cell.channel.ask(&ToGuest::Files { id: watch, request });
     }
 
     fn handle(&mut self, event: Event) -> Result<(), Trouble> {
@@ -812,13 +843,8 @@ impl Actor {
         match watching.changes.try_send(changed) {
             Ok(()) => {}
             Err(mpsc::error::TrySendError::Full(_)) => watching.lost = true,
-            // Nobody listens any more. The number of the watch serves for the question, too: its own was answered.
-            Err(mpsc::error::TrySendError::Closed(_)) => {
-                self.watches.remove(&watch);
-                let request = FileRequest::Unwatch { watch };
-                self.questions.insert(watch, Question { found: Vec::new(), done: Answer::Nobody });
-                self.cell.channel.ask(&ToGuest::Files { id: watch, request });
-            }
+            // Nobody listens any more.
+            Err(mpsc::error::TrySendError::Closed(_)) => self.unwatch(watch),
         }
     }
 

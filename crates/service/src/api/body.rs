@@ -5,6 +5,7 @@ use axum::extract::{FromRequest, Request};
 use axum::http::header;
 use bytes::Bytes;
 use http_body_util::{BodyExt, LengthLimitError, Limited};
+use hyper::body::Body as _;
 use serde::de::DeserializeOwned;
 use tokio::time::timeout;
 
@@ -77,6 +78,10 @@ fn depth(bytes: &[u8]) -> usize {
 
 /// All of it, if it is not too much and does not take too long.
 pub(crate) async fn whole(body: Body, most: usize) -> Result<Bytes, Problem> {
+    // As announced: nothing of it has to be read to know that.
+    if body.size_hint().lower() > most as u64 {
+        return Err(too_large(most));
+    }
     let collected = timeout(BODY_PATIENCE, Limited::new(body, most).collect()).await;
     let collected = collected.map_err(|_| {
         let hint = format!("send all of it within {BODY_PATIENCE:?}");

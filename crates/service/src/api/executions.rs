@@ -122,7 +122,8 @@ fn events(execution: Execution) -> Response {
     stream::sse(futures_util::stream::unfold(Step::Begin(execution), |step| async move {
         match step {
             Step::Begin(execution) => {
-                let event = stream::named("started", &StartedJson { id: execution.id.clone(), pid: None });
+                let id = execution.named().await.to_owned();
+                let event = stream::named("started", &StartedJson { id, pid: None });
                 Some((event, Step::Follow(execution)))
             }
             Step::Follow(mut execution) => match execution.output.recv().await {
@@ -155,7 +156,7 @@ pub(crate) async fn show(
     Path(id): Path<String>,
 ) -> Result<Json<KnownJson>, Problem> {
     caller.check(Scope::Run)?;
-    app.state.flush();
+    app.state.flush().await;
     let found = app.state.find(&caller.tenant, "execution", &id);
     let found = found.map_err(|error| Problem::internal(error.to_string()))?;
     let known = found.ok_or_else(|| Problem::not_found("execution"))?;
@@ -175,7 +176,7 @@ pub(crate) async fn list(
 ) -> Result<Json<ExecutionsJson>, Problem> {
     caller.check(Scope::Run)?;
     let (before, limit) = page.bounds()?;
-    app.state.flush();
+    app.state.flush().await;
     let found = app.state.list(&caller.tenant, "execution", before, limit);
     let found = found.map_err(|error| Problem::internal(error.to_string()))?;
     let next = page.next(&found);
@@ -202,7 +203,7 @@ pub(crate) async fn cancel(
     if app.executions.cancel(&caller.tenant, &id) {
         return Ok(StatusCode::ACCEPTED);
     }
-    app.state.flush();
+    app.state.flush().await;
     let found = app.state.find(&caller.tenant, "execution", &id);
     match found.map_err(|error| Problem::internal(error.to_string()))? {
         // It has ended meanwhile, which is what was wanted.

@@ -21,7 +21,7 @@ fn failed(error: &StoreError) -> Problem {
 /// Whose it is, is known here; what it says, in the chain.
 async fn lines(app: &App, caller: &Caller, id: &str) -> Result<Vec<u8>, Problem> {
     caller.check(Scope::Receipts)?;
-    app.state.flush();
+    app.state.flush().await;
     let own = app.state.is_of(&caller.tenant, id).map_err(|error| Problem::internal(error.to_string()))?;
     if !own {
         return Err(Problem::not_found("receipt"));

@@ -114,7 +114,7 @@ pub(crate) async fn show(
     if let Ok(live) = app.sessions.find(&caller.tenant, &id) {
         return Ok(Json(AnySessionJson::Open((&*live).into())));
     }
-    app.state.flush();
+    app.state.flush().await;
     let found = app.state.find(&caller.tenant, "session", &id);
     let known = found.map_err(|error| Problem::internal(error.to_string()))?;
     let known = known.ok_or_else(|| Problem::not_found("session"))?;

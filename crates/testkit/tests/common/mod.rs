@@ -5,6 +5,7 @@
 #![allow(dead_code, reason = "each file of tests uses its own part of this module")]
 
 pub(crate) mod leftovers;
+pub(crate) mod server;
 
 use std::ffi::OsStr;
 use std::io::{Read, Write};

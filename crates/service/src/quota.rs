@@ -283,11 +283,11 @@ mod tests {
         assert_eq!(ledger.used(&state, "a"), 100);
     }
 
-    #[test]
-    fn the_next_server_counts_on() {
+    #[tokio::test]
+    async fn the_next_server_counts_on() {
         let (_home, state) = state();
         Ledger::default().reserve(&state, "a", 1000, 1000).expect("all of it").spend(900);
-        state.flush();
+        state.flush().await;
         assert_eq!(Ledger::default().reserve(&state, "a", 1000, 1000).expect("what is left").millis, 100);
     }
 

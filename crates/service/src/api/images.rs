@@ -25,6 +25,7 @@ use super::page::Page;
 use crate::app::{App, BODY_PATIENCE};
 use crate::problem::{Code, Problem};
 use crate::shape::listed::{ImageJson, ImagesJson, ImportedJson};
+use crate::shape::words;
 use crate::store::Caller;
 use crate::token::Scope;
 
@@ -111,7 +112,7 @@ pub(crate) struct Importing {
 #[utoipa::path(
     post, path = "/v1/images", operation_id = "importImage", tag = "images",
     params(Importing),
-    request_body(content = Vec<u8>, content_type = "application/x-tar", description = "The archive"),
+    request_body(content = words::Bytes, content_type = "application/octet-stream", description = "The archive"),
     responses(
         (status = 201, description = "It is in the store now", body = ImportedJson),
         (status = 200, description = "It was in the store already", body = ImportedJson),

@@ -34,7 +34,7 @@ def document(client):
 
 def test_every_answer_is_as_described(server, client, tmp_path):
     words = [SCHEMATHESIS, "run", f"{server.url}/openapi.json", "--header", f"Authorization: {client.headers['Authorization']}"]
-    words += ["--seed", "7", "--generation-deterministic", "--generation-database", "none", "--no-color", "--max-examples", "8"]
+    words += ["--seed", "7", "--generation-deterministic", "--no-color", "--max-examples", "8"]
     # It goes on for as long as the session lives, which is tested elsewhere.
     words += ["--exclude-checks", OTHERS, "--exclude-operation-id", "watchFiles", "--request-timeout", "30"]
     environment = {**os.environ, "SCHEMATHESIS_HOOKS": "openapi_hooks", "PYTHONPATH": str(HERE)}

@@ -1,6 +1,7 @@
 //! `/v1/images`: what cells can have for a root file system. All tenants share them.
 
 use std::io::{self, Read};
+use std::time::Duration;
 
 use axum::Json;
 use axum::body::Body;
@@ -31,6 +32,8 @@ use crate::token::Scope;
 
 /// Of an archive, before it is expanded. What may be in it is limited besides.
 const MAX_ARCHIVE: u64 = DEFAULT_SIZE_LIMIT;
+/// How long an archive waits for one that is being taken in.
+const PATIENCE: Duration = Duration::from_secs(10);
 /// Pieces of an archive that wait to be unpacked.
 const PENDING: usize = 16;
 
@@ -131,7 +134,8 @@ pub(crate) async fn import(
         let hint = "import it on the server, with `casemate image import --size-limit`";
         return Err(Problem::new(Code::Invalid, "an image that comes like this has at most 8 GiB", hint));
     }
-    let turn = app.imports.clone().try_acquire_owned().map_err(|_| {
+    let turn = timeout(PATIENCE, app.imports.clone().acquire_owned()).await.ok().and_then(Result::ok);
+    let turn = turn.ok_or_else(|| {
         Problem::new(Code::Busy, "another image is being taken in", "send this one when that is done")
             .later(5)
     })?;

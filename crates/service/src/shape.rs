@@ -4,6 +4,7 @@ pub(crate) mod event;
 pub(crate) mod files;
 pub(crate) mod kept;
 pub(crate) mod listed;
+pub(crate) mod object;
 pub mod outcome;
 pub(crate) mod request;
-mod words;
+pub(crate) mod words;

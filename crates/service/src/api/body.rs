@@ -11,8 +11,9 @@ use tokio::time::timeout;
 
 use crate::app::{BODY_PATIENCE, MAX_BODY};
 use crate::problem::{Code, Problem};
+use crate::shape::object::Object;
 
-/// A JSON document, and the bytes that it came in.
+/// A JSON document, which is an object, and the bytes that it came in.
 pub(crate) struct Document<T> {
     pub(crate) value: T,
     pub(crate) bytes: Bytes,
@@ -47,7 +48,7 @@ fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Problem> {
         let hint = format!("nest at most {MAX_DEPTH} deep");
         return Err(Problem::new(Code::Malformed, "the JSON is nested too deeply", hint));
     }
-    serde_json::from_slice(bytes).map_err(|error| {
+    serde_json::from_slice(bytes).map(|Object(value)| value).map_err(|error| {
         let code = if error.is_data() { Code::Invalid } else { Code::Malformed };
         Problem::new(
             code,
@@ -107,6 +108,7 @@ pub(crate) fn too_large(most: usize) -> Problem {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::shape::request::{Execution, NewProcess, Signal};
 
     #[test]
     fn depth_is_counted_outside_of_strings() {
@@ -116,11 +118,24 @@ mod tests {
 
     #[test]
     fn deep_and_broken_documents_are_told_apart_from_wrong_ones() {
-        let code = |text: &str| parse::<Vec<u8>>(text.as_bytes()).map_err(|problem| problem.code);
-        assert_eq!(code("[1, 2]"), Ok(vec![1, 2]));
+        let code = |text: &str| {
+            let signal = parse::<Signal>(text.as_bytes());
+            signal.map(|signal| signal.signal).map_err(|problem| problem.code)
+        };
+        assert_eq!(code("{\"signal\": 9}"), Ok(9));
         assert_eq!(code(&"[".repeat(65)), Err(Code::Malformed));
-        assert_eq!(code("[1"), Err(Code::Malformed));
+        assert_eq!(code("{\"signal\": 9"), Err(Code::Malformed));
         assert_eq!(code("{\"a\": 1}"), Err(Code::Invalid));
-        assert_eq!(code("[300]"), Err(Code::Invalid));
+        assert_eq!(code("{\"signal\": 300}"), Err(Code::Invalid));
+    }
+
+    #[test]
+    fn an_array_is_not_taken_for_an_object_whose_members_have_lost_their_names() {
+        let is_taken = |text: &str| parse::<NewProcess>(text.as_bytes()).is_ok();
+        assert!(is_taken("{\"terminal\": {\"rows\": 24, \"columns\": 80}}"));
+        assert!(!is_taken("{\"terminal\": [24, 80]}") && !is_taken("[[\"true\"]]") && !is_taken("[]"));
+        let is_taken = |text: &str| parse::<Execution>(text.as_bytes()).is_ok();
+        assert!(is_taken("{\"files_in\": [{\"path\": \"/work/a\"}]}"));
+        assert!(!is_taken("{\"files_in\": [[\"/work/a\", null, null, null]]}"));
     }
 }

@@ -186,7 +186,10 @@ impl Modify for Everywhere {
         for item in api.paths.paths.values_mut() {
             let operations =
                 [&mut item.get, &mut item.put, &mut item.post, &mut item.delete, &mut item.patch];
-            operations.into_iter().flatten().for_each(name_request);
+            for operation in operations.into_iter().flatten() {
+                name_request(operation);
+                take_no_bytes(operation);
+            }
         }
     }
 }
@@ -251,6 +254,15 @@ fn name_request(operation: &mut Operation) {
     }
     let parameters = operation.parameters.get_or_insert_default();
     parameters.push(RefOr::T(name_parameter()));
+}
+
+/// No bytes are bytes, too.
+fn take_no_bytes(operation: &mut Operation) {
+    if let Some(RefOr::T(body)) = &mut operation.request_body
+        && !body.content.contains_key("application/json")
+    {
+        body.required = Some(Required::False);
+    }
 }
 
 fn name_parameter() -> Parameter {

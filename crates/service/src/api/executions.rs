@@ -15,7 +15,7 @@ use super::stream;
 use crate::app::App;
 use crate::executions::{self as running, Execution};
 use crate::problem::{Code, Problem};
-use crate::shape::event::{BareJson, StartedJson};
+use crate::shape::event::{self, BareJson, StartedJson};
 use crate::shape::listed::{ExecutionsJson, KnownJson};
 use crate::shape::outcome::{ExecutionJson, ExplainJson};
 use crate::shape::request::Execution as NewExecution;
@@ -36,7 +36,7 @@ const MAX_KEY: usize = 255;
         description = "The same request with the same key is answered with the same outcome, for a day; not with `stream`")),
     request_body = NewExecution,
     responses(
-        (status = 200, description = "What came of it", content((ExecutionJson = "application/json"), (String = "text/event-stream"))),
+        (status = 200, description = "What came of it", content((ExecutionJson = "application/json"), (event::Run = "text/event-stream"))),
         Asked, Documented, Admitted, Conflicting,
     )
 )]

@@ -23,9 +23,10 @@ use super::stream;
 use crate::app::{App, BODY_PATIENCE};
 use crate::problem::{Code, Problem};
 use crate::sessions::Live;
-use crate::shape::event::{BareJson, ChangedJson};
+use crate::shape::event::{self, BareJson, ChangedJson};
 use crate::shape::listed::{EntriesJson, EntryJson, MadeDirectoryJson, WrittenJson};
 use crate::shape::request::mode as parse_mode;
+use crate::shape::words;
 use crate::store::Caller;
 use crate::token::Scope;
 
@@ -58,7 +59,7 @@ pub(crate) fn path(text: &str) -> Result<String, Problem> {
 #[utoipa::path(
     get, path = "/v1/sessions/{id}/files", operation_id = "readFile", tag = "files",
     params(("id" = String, Path, description = "Of a session"), Named),
-    responses((status = 200, description = "Its bytes", body = Vec<u8>, content_type = "application/octet-stream"), Asked, OnFiles)
+    responses((status = 200, description = "Its bytes", body = words::Bytes, content_type = "application/octet-stream"), Asked, OnFiles)
 )]
 pub(crate) async fn read(
     State(app): State<App>,
@@ -110,7 +111,7 @@ pub(crate) struct Written {
 #[utoipa::path(
     put, path = "/v1/sessions/{id}/files", operation_id = "writeFile", tag = "files",
     params(("id" = String, Path, description = "Of a session"), Written),
-    request_body(content = Vec<u8>, content_type = "application/octet-stream", description = "Its bytes"),
+    request_body(content = words::Bytes, content_type = "application/octet-stream", description = "Its bytes"),
     responses((status = 201, description = "It is there", body = WrittenJson), Asked, Sent, OnFiles)
 )]
 pub(crate) async fn write(
@@ -313,7 +314,7 @@ pub(crate) struct Watched {
 #[utoipa::path(
     get, path = "/v1/sessions/{id}/files/watch", operation_id = "watchFiles", tag = "files",
     params(("id" = String, Path, description = "Of a session"), Watched),
-    responses((status = 200, description = "Events, until the session or the connection ends", body = String, content_type = "text/event-stream"), Asked, OnFiles)
+    responses((status = 200, description = "Events, until the session or the connection ends", body = event::Watch, content_type = "text/event-stream"), Asked, OnFiles)
 )]
 pub(crate) async fn watch(
     State(app): State<App>,

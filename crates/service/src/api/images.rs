@@ -1,6 +1,7 @@
 //! `/v1/images`: what cells can have for a root file system. All tenants share them.
 
 use std::io::{self, Read};
+use std::time::Duration;
 
 use axum::Json;
 use axum::body::Body;
@@ -25,11 +26,14 @@ use super::page::Page;
 use crate::app::{App, BODY_PATIENCE};
 use crate::problem::{Code, Problem};
 use crate::shape::listed::{ImageJson, ImagesJson, ImportedJson};
+use crate::shape::words;
 use crate::store::Caller;
 use crate::token::Scope;
 
 /// Of an archive, before it is expanded. What may be in it is limited besides.
 const MAX_ARCHIVE: u64 = DEFAULT_SIZE_LIMIT;
+/// How long an archive waits for one that is being taken in.
+const PATIENCE: Duration = Duration::from_secs(10);
 /// Pieces of an archive that wait to be unpacked.
 const PENDING: usize = 16;
 
@@ -111,7 +115,7 @@ pub(crate) struct Importing {
 #[utoipa::path(
     post, path = "/v1/images", operation_id = "importImage", tag = "images",
     params(Importing),
-    request_body(content = Vec<u8>, content_type = "application/x-tar", description = "The archive"),
+    request_body(content = words::Bytes, content_type = "application/octet-stream", description = "The archive"),
     responses(
         (status = 201, description = "It is in the store now", body = ImportedJson),
         (status = 200, description = "It was in the store already", body = ImportedJson),
@@ -130,7 +134,8 @@ pub(crate) async fn import(
         let hint = "import it on the server, with `casemate image import --size-limit`";
         return Err(Problem::new(Code::Invalid, "an image that comes like this has at most 8 GiB", hint));
     }
-    let turn = app.imports.clone().try_acquire_owned().map_err(|_| {
+    let turn = timeout(PATIENCE, app.imports.clone().acquire_owned()).await.ok().and_then(Result::ok);
+    let turn = turn.ok_or_else(|| {
         Problem::new(Code::Busy, "another image is being taken in", "send this one when that is done")
             .later(5)
     })?;

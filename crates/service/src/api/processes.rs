@@ -24,10 +24,11 @@ use super::stream;
 use crate::app::{App, BODY_PATIENCE};
 use crate::problem::{Code, Problem};
 use crate::sessions::{Live, Log, Reading, Running, Said, Start};
-use crate::shape::event::{BareJson, StartedJson};
+use crate::shape::event::{self, BareJson, StartedJson};
 use crate::shape::listed::{ProcessJson, ProcessesJson};
 use crate::shape::outcome::ExecutionJson;
 use crate::shape::request::{NewProcess, Signal, Terminal};
+use crate::shape::words;
 use crate::store::Caller;
 use crate::token::Scope;
 
@@ -42,7 +43,7 @@ type Place = Path<(String, u32)>;
     params(("id" = String, Path, description = "Of a session")),
     request_body = NewProcess,
     responses(
-        (status = 200, description = "What came of it", content((ExecutionJson = "application/json"), (String = "text/event-stream"))),
+        (status = 200, description = "What came of it", content((ExecutionJson = "application/json"), (event::Run = "text/event-stream"))),
         (status = 201, description = "It runs in the background", body = ProcessJson),
         Asked, Documented, InSession,
     )
@@ -193,7 +194,7 @@ pub(crate) async fn show(
 #[utoipa::path(
     get, path = "/v1/sessions/{id}/processes/{pid}/output", operation_id = "followProcess", tag = "processes",
     params(("id" = String, Path, description = "Of a session"), ("pid" = u32, Path, description = "Of a program in it")),
-    responses((status = 200, description = "Events, until it has ended", body = String, content_type = "text/event-stream"), Asked, Named)
+    responses((status = 200, description = "Events, until it has ended", body = event::Run, content_type = "text/event-stream"), Asked, Named)
 )]
 pub(crate) async fn output(
     State(app): State<App>,
@@ -226,7 +227,7 @@ pub(crate) struct Ending {
 #[utoipa::path(
     post, path = "/v1/sessions/{id}/processes/{pid}/stdin", operation_id = "writeStdin", tag = "processes",
     params(("id" = String, Path, description = "Of a session"), ("pid" = u32, Path, description = "Of a program in it"), Ending),
-    request_body(content = Vec<u8>, content_type = "application/octet-stream", description = "Any bytes"),
+    request_body(content = words::Bytes, content_type = "application/octet-stream", description = "Any bytes"),
     responses((status = 204, description = "It is on its way"), Asked, Queried, Sent, InSession)
 )]
 pub(crate) async fn stdin(

@@ -1,10 +1,22 @@
-//! What server-sent events carry, each in the JSON after `data:`. The name of an event says which of these it is.
+//! Server-sent events. Each has a name, which says what its data is: an object, as JSON.
+
+use std::borrow::Cow;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use casemate_engine::session::Change;
 use serde::Serialize;
-use utoipa::ToSchema;
+use utoipa::openapi::schema::{Object, ObjectBuilder, OneOfBuilder, Type};
+use utoipa::openapi::{Ref, RefOr, Schema};
+use utoipa::{PartialSchema, ToSchema};
+
+use super::outcome::ExecutionJson;
+
+/// Events of something that runs.
+pub(crate) enum Run {}
+
+/// Events of a directory that is watched.
+pub(crate) enum Watch {}
 
 /// `started`: the first event of everything that runs.
 #[derive(Debug, Serialize, ToSchema)]
@@ -50,6 +62,53 @@ enum ChangeJson {
     Removed,
     Renamed,
     Attributes,
+}
+
+impl PartialSchema for Run {
+    fn schema() -> RefOr<Schema> {
+        let events = OneOfBuilder::new()
+            .item(event(&["started"], StartedJson::name()))
+            .item(event(&["stdout", "stderr"], OutputJson::name()))
+            .item(event(&["ended"], ExecutionJson::name()))
+            .item(event(&["missed", "lost"], BareJson::name()));
+        events.into()
+    }
+}
+
+impl ToSchema for Run {
+    fn name() -> Cow<'static, str> {
+        "RunEvent".into()
+    }
+}
+
+impl PartialSchema for Watch {
+    fn schema() -> RefOr<Schema> {
+        let events = OneOfBuilder::new()
+            .item(event(&["changed"], ChangedJson::name()))
+            .item(event(&["watching", "missed"], BareJson::name()));
+        events.into()
+    }
+}
+
+impl ToSchema for Watch {
+    fn name() -> Cow<'static, str> {
+        "WatchEvent".into()
+    }
+}
+
+/// An event of one of these names, whose data is called so among the schemas.
+fn event(names: &[&str], data: Cow<'static, str>) -> Object {
+    let name = ObjectBuilder::new().schema_type(Type::String).enum_values(Some(names.iter().copied()));
+    let data = ObjectBuilder::new()
+        .schema_type(Type::String)
+        .content_media_type("application/json")
+        .content_schema(Some(Ref::from_schema_name(data)));
+    ObjectBuilder::new()
+        .property("event", name)
+        .required("event")
+        .property("data", data)
+        .required("data")
+        .build()
 }
 
 impl OutputJson {

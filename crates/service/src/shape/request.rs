@@ -14,7 +14,7 @@ use serde::Deserialize;
 use utoipa::ToSchema;
 
 use super::files::Collected;
-use super::words;
+use super::{object, words};
 use crate::problem::{Code, Problem};
 
 /// An amount as on the command line.
@@ -33,7 +33,7 @@ macro_rules! behind_walls {
         #[serde(deny_unknown_fields)]
         $(#[$about])*
         pub(crate) struct $name {
-            $($(#[$of])* #[serde(default)] pub(crate) $field: $kind,)*
+            $(#[serde(default)] $(#[$of])* pub(crate) $field: $kind,)*
             /// How much harm is expected of it; `medium` unless something else is said.
             #[serde(default)]
             #[schema(value_type = Option<words::Risk>)]
@@ -127,6 +127,7 @@ behind_walls! {
         /// Standard input, in base64.
         stdin_base64: Option<String>,
         /// Put in before it begins.
+        #[serde(deserialize_with = "object::list")]
         files_in: Vec<FileIn>,
         /// Paths of files and directories that come with the answer.
         #[schema(example = json!(["/work/out"]))]
@@ -200,7 +201,7 @@ pub(crate) struct NewProcess {
     #[serde(default)]
     pub(crate) stdin: bool,
     /// It has a terminal of this size.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "object::perhaps")]
     pub(crate) terminal: Option<Terminal>,
     /// Answer with events as things happen.
     #[serde(default)]

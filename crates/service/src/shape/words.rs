@@ -1,9 +1,9 @@
-//! Closed vocabularies as schemas. They are those of the core, so that what is documented and what is understood cannot drift apart.
+//! Schemas of what has no type of its own in the API: above all closed vocabularies. They are those of the core, so that what is documented and what is understood cannot drift apart.
 
 use casemate_core::limits::{self, Unit};
 use casemate_core::{outcome, request, stack};
-use utoipa::openapi::schema::{AdditionalProperties, Object, ObjectBuilder, SchemaType, Type};
-use utoipa::openapi::{RefOr, Schema};
+use utoipa::openapi::schema::{AdditionalProperties, KnownFormat, Object, ObjectBuilder, SchemaType, Type};
+use utoipa::openapi::{RefOr, Schema, SchemaFormat};
 use utoipa::{PartialSchema, ToSchema};
 
 macro_rules! schemas {
@@ -35,6 +35,11 @@ schemas! {
     LimitKind = one_of(limits::LimitKind::ALL);
     Origin = one_of(limits::Origin::ALL);
     State = one_of(["running", "exited", "signaled", "killed", "refused", "failed", "interrupted"]);
+    /// A body that is not JSON.
+    Bytes = ObjectBuilder::new()
+        .schema_type(Type::String)
+        .format(Some(SchemaFormat::KnownFormat(KnownFormat::Binary)))
+        .build();
     Duration = amount(Unit::Milliseconds);
     /// An amount for each kind of limit, and nothing else.
     Limits = limits::LimitKind::ALL

@@ -3,13 +3,16 @@
 mod admission;
 mod api;
 mod app;
+mod e2b;
 mod executions;
+mod interpreter;
 mod listen;
 mod metrics;
 mod problem;
 mod sessions;
 pub mod shape;
 mod store;
+mod time;
 mod token;
 
 use std::io;

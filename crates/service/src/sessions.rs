@@ -1,6 +1,7 @@
 //! Sessions that somebody opened over HTTP: whose they are, when their time is over, and which programs run in them.
 
 mod log;
+mod watchers;
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -16,9 +17,11 @@ use tokio::sync::watch;
 use crate::admission::{Full, Permit};
 use crate::app::App;
 use crate::executions::{busy, note};
+use crate::interpreter::Contexts;
 use crate::problem::{Code, Problem};
 use crate::store::now;
 pub(crate) use log::{Log, Reading, Said};
+pub(crate) use watchers::Watchers;
 
 /// Programs of a session that have ended and can still be asked about.
 const REMEMBERED: usize = 64;
@@ -42,6 +45,12 @@ pub(crate) struct Live {
     used: AtomicU64,
     paused: AtomicBool,
     processes: Mutex<BTreeMap<u32, Arc<Running>>>,
+    pub(crate) contexts: Contexts,
+    pub(crate) watchers: Watchers,
+    /// What its programs are in, by name; `host` for the host's own.
+    pub(crate) image: String,
+    /// Whoever shows this may use the session, without being its tenant.
+    key: String,
     _permit: Permit,
 }
 
@@ -56,6 +65,17 @@ pub(crate) struct Running {
     pub(crate) terminal: bool,
     pub(crate) control: ProcessControl,
     pub(crate) log: Log,
+}
+
+/// What a program has written, for as long as somebody reads it.
+#[derive(Debug)]
+pub(crate) struct LogOf(pub(crate) Arc<Running>);
+
+impl std::ops::Deref for LogOf {
+    type Target = Log;
+    fn deref(&self) -> &Log {
+        &self.0.log
+    }
 }
 
 /// What a new session is given besides its request.
@@ -82,6 +102,19 @@ impl Sessions {
         Ok(found)
     }
 
+    /// For whoever knows no tenant, but the session's key.
+    pub(crate) fn find_by_key(&self, id: &str, key: &str) -> Result<Arc<Live>, Problem> {
+        use subtle::ConstantTimeEq;
+        let found = self.lock().get(id).filter(|live| live.session.outcome().is_none()).cloned();
+        let found = found.ok_or_else(|| Problem::not_found("session"))?;
+        if !bool::from(found.key.as_bytes().ct_eq(key.as_bytes())) {
+            let hint = "send what the session's creator was given";
+            return Err(Problem::new(Code::Unauthenticated, "this is not the key of the session", hint));
+        }
+        found.touch();
+        Ok(found)
+    }
+
     /// Those of one tenant, or all, oldest first.
     pub(crate) fn list(&self, tenant: Option<&str>) -> Vec<Arc<Live>> {
         let sessions = self.lock();
@@ -98,7 +131,8 @@ impl Sessions {
     /// Opens one. It counts as a cell of its tenant for as long as it lives.
     pub(crate) async fn open(app: &App, request: Request, terms: Terms) -> Result<Arc<Live>, Problem> {
         app.check_open()?;
-        let tenant = request.tenant().to_owned();
+        let (tenant, image) = (request.tenant().to_owned(), request.image().label().into_owned());
+        let key = crate::token::random().map_err(|error| Problem::internal(error.to_string()))?;
         let permit = app.admission.admit(&tenant, app.cells_of_tenant).await.map_err(|Full::Queue| busy())?;
         app.check_open()?;
         let session = app.engine.open_session(request).await.map_err(|executed| not_begun(app, &executed))?;
@@ -118,6 +152,10 @@ impl Sessions {
             used: AtomicU64::new(0),
             paused: AtomicBool::new(false),
             processes: Mutex::default(),
+            contexts: Contexts::default(),
+            watchers: Watchers::default(),
+            image,
+            key,
             _permit: permit,
         });
         app.sessions.lock().insert(id.clone(), live.clone());
@@ -177,6 +215,11 @@ impl Live {
     /// Seconds since 1970.
     pub(crate) fn expires(&self) -> i64 {
         now() + self.end.borrow().saturating_duration_since(Instant::now()).as_secs() as i64
+    }
+
+    /// For its tenant, and whoever they give it to.
+    pub(crate) fn key(&self) -> &str {
+        &self.key
     }
 
     pub(crate) fn is_paused(&self) -> bool {

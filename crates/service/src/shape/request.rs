@@ -75,7 +75,7 @@ pub(crate) struct FileIn {
 macro_rules! body {
     ($(#[$doc:meta])* $name:ident { $($field:ident: $kind:ty),* $(,)? } with { $($more:ident: $of:ty),* $(,)? }) => {
         $(#[$doc])*
-        #[derive(Debug, Clone, Deserialize)]
+        #[derive(Debug, Clone, Default, Deserialize)]
         #[serde(deny_unknown_fields)]
         pub(crate) struct $name {
             $(#[serde(default)] pub(crate) $field: $kind,)*

@@ -734,6 +734,8 @@ impl Actor {
                 }
             }
             ToHost::Exited { exec, status, usage, discarded } => {
+                // The first one may be over before anybody was told that it runs.
+                self.runs(exec);
                 let ended =
                     self.execs.remove(&exec).ok_or(ChannelError::Order("an end without a beginning"))?;
                 self.end(ended, status, usage, discarded);

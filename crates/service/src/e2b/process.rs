@@ -240,7 +240,9 @@ impl Following {
             Status::Signaled { .. } | Status::Killed { .. } => {
                 Ok(json!({"exitCode": -1, "exited": false, "status": words, "error": words}))
             }
-            Status::Refused(_) | Status::Failed { .. } => Err(Problem::internal(words)),
+            // Only now was it found that it cannot be executed.
+            Status::Refused(refusal) => Err(refusal.clone().into()),
+            Status::Failed { .. } => Err(Problem::internal(words)),
         }
     }
 }

@@ -227,7 +227,10 @@ def hide(told):
 
 
 def interrupt(*_):
+    """Once: the signal may come several times, and not all of them while the code still runs."""
+    global running
     if running:
+        running = False
         raise KeyboardInterrupt
 
 
@@ -265,6 +268,9 @@ mark = json.loads(requests.readline())["mark"].encode()
 for stream in (sys.stdout, sys.stderr):
     stream.reconfigure(line_buffering=True, encoding="utf-8", errors="backslashreplace")
 os.environ.setdefault("MPLBACKEND", "agg")
+# Some have their settings in /etc, which is not in every cell, and do not start without any.
+if not os.path.exists("/etc/matplotlibrc"):
+    os.environ.setdefault("MATPLOTLIBRC", os.devnull)
 sys.meta_path.insert(0, PyplotShows)
 sys.argv = [""]
 

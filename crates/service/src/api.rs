@@ -1,17 +1,18 @@
 //! The addresses of the API, and what is done at each.
 
 mod archives;
-mod body;
+pub(crate) mod body;
+pub(crate) mod code;
 mod document;
 mod executions;
 mod extract;
-mod files;
+pub(crate) mod files;
 mod images;
 mod page;
 mod processes;
 mod receipts;
 mod server;
-mod sessions;
+pub(crate) mod sessions;
 mod stream;
 mod terminals;
 mod usage;
@@ -44,6 +45,10 @@ pub(crate) fn router(app: App) -> Router {
         .route("/v1/sessions/{id}/processes/{pid}/output", get(processes::output))
         .route("/v1/sessions/{id}/processes/{pid}/stdin", post(processes::stdin))
         .route("/v1/sessions/{id}/processes/{pid}/signal", post(processes::signal))
+        .route("/v1/sessions/{id}/code", post(code::run))
+        .route("/v1/sessions/{id}/contexts", post(code::create).get(code::list))
+        .route("/v1/sessions/{id}/contexts/{context}", delete(code::remove))
+        .route("/v1/sessions/{id}/contexts/{context}/restart", post(code::restart))
         .route("/v1/sessions/{id}/files", get(files::read).put(files::write).delete(files::remove))
         .route("/v1/sessions/{id}/files/archive", get(archives::download).put(archives::upload))
         .route("/v1/sessions/{id}/files/list", get(files::list))
@@ -60,6 +65,7 @@ pub(crate) fn router(app: App) -> Router {
         .route("/v1/receipts/{id}/verify", get(receipts::verify))
         .route("/v1/images", get(images::list).post(images::import))
         .route("/v1/images/{name}", get(images::show).delete(images::remove))
+        .merge(crate::e2b::router())
         .fallback(no_such_route)
         .method_not_allowed_fallback(wrong_method)
         .layer(axum::middleware::from_fn(name_request))

@@ -80,7 +80,7 @@ impl FromRequestParts<App> for Caller {
     }
 }
 
-fn identify(app: &App, headers: &HeaderMap) -> Result<Caller, Problem> {
+pub(crate) fn identify(app: &App, headers: &HeaderMap) -> Result<Caller, Problem> {
     let failed = |error: crate::store::StateError| Problem::internal(error.to_string());
     match presented(headers) {
         Some(token) => {

@@ -5,7 +5,9 @@ mod api;
 mod app;
 mod archive;
 mod config;
+mod e2b;
 mod executions;
+mod interpreter;
 mod listen;
 mod metrics;
 mod problem;
@@ -13,6 +15,7 @@ mod quota;
 mod sessions;
 pub mod shape;
 mod store;
+mod time;
 mod token;
 mod volumes;
 

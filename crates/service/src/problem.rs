@@ -54,8 +54,6 @@ codes! {
     Method = "method-not-allowed", METHOD_NOT_ALLOWED, "The address does not take this method";
     InUse = "in-use", CONFLICT, "Somebody uses it";
     Exists = "already-exists", CONFLICT, "It is there already";
-    /// Another session will write it back.
-    VolumeInUse = "volume-in-use", CONFLICT, "The volume is in use";
     NotADirectory = "not-a-directory", CONFLICT, "Something else is where a directory should be";
     IsADirectory = "is-a-directory", CONFLICT, "A directory is where a file should be";
     /// The same key was used for another request.

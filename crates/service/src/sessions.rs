@@ -1,6 +1,7 @@
 //! Sessions that somebody opened over HTTP: whose they are, when their time is over, and which programs run in them.
 
 mod log;
+mod watchers;
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -15,11 +16,13 @@ use tokio::sync::watch;
 
 use crate::app::App;
 use crate::executions::note;
+use crate::interpreter::Contexts;
 use crate::problem::{Code, Problem};
 use crate::quota::{self, Admitted};
 use crate::store::now;
 use crate::volumes::Attached;
 pub(crate) use log::{Log, Reading, Said};
+pub(crate) use watchers::Watchers;
 
 /// Programs of a session that have ended and can still be asked about.
 const REMEMBERED: usize = 64;
@@ -46,6 +49,12 @@ pub(crate) struct Live {
     paused: AtomicBool,
     processes: Mutex<BTreeMap<u32, Arc<Running>>>,
     volumes: Vec<Attached>,
+    pub(crate) contexts: Contexts,
+    pub(crate) watchers: Watchers,
+    /// What its programs are in, by name; `host` for the host's own.
+    pub(crate) image: String,
+    /// Whoever shows this may use the session, without being its tenant.
+    key: String,
 }
 
 /// A program in a session, until it is forgotten.
@@ -61,8 +70,19 @@ pub(crate) struct Running {
     pub(crate) log: Log,
 }
 
-/// What a new session is given besides its request.
+/// What a program has written, for as long as somebody reads it.
 #[derive(Debug)]
+pub(crate) struct LogOf(pub(crate) Arc<Running>);
+
+impl std::ops::Deref for LogOf {
+    type Target = Log;
+    fn deref(&self) -> &Log {
+        &self.0.log
+    }
+}
+
+/// What a new session is given besides its request.
+#[derive(Debug, Default)]
 pub(crate) struct Terms {
     pub(crate) ttl: Duration,
     pub(crate) idle: Option<Duration>,
@@ -86,6 +106,19 @@ impl Sessions {
         Ok(found)
     }
 
+    /// For whoever knows no tenant, but the session's key.
+    pub(crate) fn find_by_key(&self, id: &str, key: &str) -> Result<Arc<Live>, Problem> {
+        use subtle::ConstantTimeEq;
+        let found = self.lock().get(id).filter(|live| live.session.outcome().is_none()).cloned();
+        let found = found.ok_or_else(|| Problem::not_found("session"))?;
+        if !bool::from(found.key.as_bytes().ct_eq(key.as_bytes())) {
+            let hint = "send what the session's creator was given";
+            return Err(Problem::new(Code::Unauthenticated, "this is not the key of the session", hint));
+        }
+        found.touch();
+        Ok(found)
+    }
+
     /// Those of one tenant, or all, oldest first.
     pub(crate) fn list(&self, tenant: Option<&str>) -> Vec<Arc<Live>> {
         let sessions = self.lock();
@@ -101,7 +134,8 @@ impl Sessions {
 
     /// Opens one. It counts as a cell of its tenant for as long as it lives.
     pub(crate) async fn open(app: &App, request: Request, terms: Terms) -> Result<Arc<Live>, Problem> {
-        let tenant = request.tenant().to_owned();
+        let (tenant, image) = (request.tenant().to_owned(), request.image().label().into_owned());
+        let key = crate::token::random().map_err(|error| Problem::internal(error.to_string()))?;
         let (request, admitted) = quota::admit(app, request).await?;
         let session = app.engine.open_session(request).await.map_err(|executed| not_begun(app, &executed))?;
         crate::metrics::Metrics::add(&app.metrics.sessions, 1);
@@ -121,6 +155,10 @@ impl Sessions {
             paused: AtomicBool::new(false),
             processes: Mutex::default(),
             volumes: terms.volumes,
+            contexts: Contexts::default(),
+            watchers: Watchers::default(),
+            image,
+            key,
         });
         app.sessions.lock().insert(id, live.clone());
         // From here on somebody sees to its end, whatever becomes of this request.
@@ -222,6 +260,11 @@ impl Live {
         let saving = volume.save(&app.volumes, self, most);
         let saved = tokio::time::timeout(SAVING, saving).await;
         saved.unwrap_or_else(|_| Err(Problem::internal("the volume could not be read in time")))
+    }
+
+    /// For its tenant, and whoever they give it to.
+    pub(crate) fn key(&self) -> &str {
+        &self.key
     }
 
     pub(crate) fn is_paused(&self) -> bool {

@@ -66,13 +66,8 @@ pub struct Token {
 impl Token {
     pub(crate) fn generate() -> rustix::io::Result<Token> {
         let (mut id, mut secret) = ([0; ID_BYTES], [0; SECRET_BYTES]);
-        for part in [&mut id[..], &mut secret[..]] {
-            let mut filled = 0;
-            while filled < part.len() {
-                filled +=
-                    rustix::rand::getrandom(&mut part[filled..], rustix::rand::GetRandomFlags::empty())?;
-            }
-        }
+        fill(&mut id)?;
+        fill(&mut secret)?;
         Ok(Token { id: hex(&id), secret })
     }
 
@@ -112,6 +107,21 @@ impl fmt::Debug for Token {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Token({})", self.id)
     }
+}
+
+/// A word that nobody can guess.
+pub(crate) fn random() -> rustix::io::Result<String> {
+    let mut bytes = [0; SECRET_BYTES];
+    fill(&mut bytes)?;
+    Ok(hex(&bytes))
+}
+
+fn fill(bytes: &mut [u8]) -> rustix::io::Result<()> {
+    let mut filled = 0;
+    while filled < bytes.len() {
+        filled += rustix::rand::getrandom(&mut bytes[filled..], rustix::rand::GetRandomFlags::empty())?;
+    }
+    Ok(())
 }
 
 pub(crate) fn hex(bytes: &[u8]) -> String {

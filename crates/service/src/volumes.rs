@@ -78,7 +78,7 @@ impl Volumes {
         match self.lock().insert(own) {
             true => Ok(Lease { volumes: self.clone(), tenant: tenant.to_owned(), name: name.to_owned() }),
             false => Err(Problem::new(
-                Code::VolumeInUse,
+                Code::InUse,
                 format!("the volume {name} is written by another session"),
                 "end that one, or attach it with \"keep\": false to work on a copy",
             )),
@@ -261,7 +261,7 @@ mod tests {
         let volumes = Volumes::of(home.path());
         let first = volumes.attach("a", "data", "/work/data", true).expect("nobody has it");
         let again = volumes.attach("a", "data", "/work/data", true).expect_err("it is taken");
-        assert_eq!(again.code, Code::VolumeInUse);
+        assert_eq!(again.code, Code::InUse);
         assert!(volumes.attach("a", "data", "/work/data", false).is_ok(), "a copy can always be had");
         assert!(volumes.attach("b", "data", "/work/data", true).is_ok(), "others have their own");
         drop(first);

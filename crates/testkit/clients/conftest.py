@@ -72,3 +72,12 @@ def server(home: Path):
         server.stop()
     finally:
         server.kill()
+
+
+@pytest.fixture
+def e2b(server, monkeypatch):
+    """Points the clients of E2B to the server, as their users do."""
+    monkeypatch.setenv("E2B_API_URL", server.url)
+    monkeypatch.setenv("E2B_SANDBOX_URL", server.url)
+    monkeypatch.setenv("E2B_API_KEY", "e2b_" + "0" * 40)
+    return server

@@ -114,8 +114,8 @@ def test_a_volume_outlives_its_session_and_its_server(home: Path):
         data = {"name": "data", "path": "/work/kept"}
         first = opened(api, volumes=[data])
         said(api, first, "mkdir -p kept/d; echo one > kept/d/x")
-        problem(api.post("/v1/sessions", json={"volumes": [data]}), 409, "volume-in-use")
-        problem(api.delete("/v1/volumes/data"), 409, "volume-in-use")
+        problem(api.post("/v1/sessions", json={"volumes": [data]}), 409, "in-use")
+        problem(api.delete("/v1/volumes/data"), 409, "in-use")
         assert api.delete(first).status_code == 200
         second = opened(api, volumes=[data])
         assert said(api, second, "cat kept/d/x") == "one\n"

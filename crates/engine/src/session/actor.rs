@@ -927,13 +927,7 @@ impl Running {
             ran.digests.add(name, output.digest);
         }
         let executed = record.close(Some(&request), status, ran);
-        let has_run = !matches!(executed.outcome.status, Status::Refused(_) | Status::Failed { .. });
         match waiting {
-            // It was over before anybody could say that it had begun.
-            Some((reply, process)) if has_run => {
-                let _ = reply.send(Ok(process));
-                let _ = ended.send(executed);
-            }
             Some((reply, _)) => drop(reply.send(Err(Box::new(executed)))),
             None => drop(ended.send(executed)),
         }

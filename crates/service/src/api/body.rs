@@ -43,7 +43,7 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Document<T> {
     }
 }
 
-fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Problem> {
+pub(crate) fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Problem> {
     if depth(bytes) > MAX_DEPTH {
         let hint = format!("nest at most {MAX_DEPTH} deep");
         return Err(Problem::new(Code::Malformed, "the JSON is nested too deeply", hint));

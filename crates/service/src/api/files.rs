@@ -10,9 +10,10 @@ use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use casemate_core::request::GuestPath;
 use casemate_engine::Entry;
-use casemate_engine::session::{Changed, FileError, FileKind, Piece};
+use casemate_engine::session::{Changed, FileError, FileKind, Inflow, Piece};
 use http_body_util::BodyExt;
 use serde::Deserialize;
+use tokio::sync::oneshot;
 use tokio::time::timeout;
 use utoipa::{IntoParams, ToSchema};
 
@@ -67,8 +68,12 @@ pub(crate) async fn read(
     Path(id): Path<String>,
     Query(Named { path: asked }): Query<Named>,
 ) -> Result<Response, Problem> {
-    let live = session(&app, &caller, &id)?;
-    let mut pieces = live.session.get(&path(&asked)?, MAX_FILE, 1);
+    send(session(&app, &caller, &id)?, &path(&asked)?).await
+}
+
+/// Answers with the content of a file.
+pub(crate) async fn send(live: Arc<Live>, path: &str) -> Result<Response, Problem> {
+    let mut pieces = live.session.get(path, MAX_FILE, 1);
     let size = match pieces.next().await {
         Some(Piece::Entry { entry: Entry::File { size, .. }, .. }) => size,
         Some(Piece::Entry { entry: Entry::Directory { .. }, .. }) => {
@@ -130,13 +135,7 @@ pub(crate) async fn write(
 
 /// Writes a file, and makes the directories above it.
 pub(crate) async fn put(live: &Live, path: &str, mode: u32, mut body: Body) -> Result<u64, Problem> {
-    if let Some((above, _)) = path.rsplit_once('/')
-        && !matches!(above, "/work" | "/tmp")
-    {
-        live.session.make_directory(above).await?;
-    }
-    let (input, mut done) = live.session.put(path, mode);
-    let mut written = 0;
+    let mut writing = Writing::begin(live, path, mode).await?;
     loop {
         let slow =
             |_| Problem::new(Code::TooSlow, "the body did not arrive in time", "send it without long pauses");
@@ -146,18 +145,53 @@ pub(crate) async fn put(live: &Live, path: &str, mode: u32, mut body: Body) -> R
             Problem::new(Code::Malformed, format!("the body ended early: {error}"), "send all of it")
         })?;
         let Ok(bytes) = frame.into_data() else { continue };
-        written += bytes.len() as u64;
+        writing.take(bytes).await?;
+    }
+    writing.finish().await
+}
+
+/// A file on its way in.
+pub(crate) struct Writing {
+    input: Inflow,
+    done: oneshot::Receiver<Result<(), FileError>>,
+    written: u64,
+}
+
+impl Writing {
+    /// Makes the directories above it first.
+    pub(crate) async fn begin(live: &Live, path: &str, mode: u32) -> Result<Writing, Problem> {
+        make_parents(live, path).await?;
+        let (input, done) = live.session.put(path, mode);
+        Ok(Writing { input, done, written: 0 })
+    }
+
+    pub(crate) async fn take(&mut self, bytes: Bytes) -> Result<(), Problem> {
+        self.written += bytes.len() as u64;
         // Whoever takes it says why they do not take more.
-        if !bytes.is_empty() && input.send(bytes.to_vec()).await.is_err() {
-            break;
+        if !bytes.is_empty() && self.input.send(bytes.to_vec()).await.is_err() {
+            return Err((&mut self.done).await.unwrap_or(Ok(())).err().unwrap_or(FileError::Ended).into());
         }
-        if let Ok(Err(error)) = done.try_recv() {
-            return Err(error.into());
+        match self.done.try_recv() {
+            Ok(Err(error)) => Err(error.into()),
+            _ => Ok(()),
         }
     }
-    input.end();
-    done.await.unwrap_or(Err(FileError::Ended))?;
-    Ok(written)
+
+    pub(crate) async fn finish(self) -> Result<u64, Problem> {
+        self.input.end();
+        self.done.await.unwrap_or(Err(FileError::Ended))?;
+        Ok(self.written)
+    }
+}
+
+/// Makes the directories above a file.
+pub(crate) async fn make_parents(live: &Live, path: &str) -> Result<(), Problem> {
+    if let Some((above, _)) = path.rsplit_once('/')
+        && !matches!(above, "" | "/work" | "/tmp")
+    {
+        live.session.make_directory(above).await?;
+    }
+    Ok(())
 }
 
 /// Remove a file, or a directory with everything in it.

@@ -23,7 +23,7 @@ use super::page::Page;
 use super::stream;
 use crate::app::{App, BODY_PATIENCE};
 use crate::problem::{Code, Problem};
-use crate::sessions::{Live, Log, Reading, Running, Said, Start};
+use crate::sessions::{Live, Log, LogOf, Reading, Running, Said, Start};
 use crate::shape::event::{self, BareJson, StartedJson};
 use crate::shape::listed::{ProcessJson, ProcessesJson};
 use crate::shape::outcome::ExecutionJson;
@@ -83,15 +83,6 @@ struct Following {
     running: Arc<Running>,
     reading: Reading<LogOf>,
     over: bool,
-}
-
-pub(crate) struct LogOf(pub(crate) Arc<Running>);
-
-impl std::ops::Deref for LogOf {
-    type Target = Log;
-    fn deref(&self) -> &Log {
-        &self.0.log
-    }
 }
 
 impl Following {

@@ -1,5 +1,6 @@
 //! `/v1/sessions`.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use axum::Json;
@@ -46,11 +47,7 @@ pub(crate) async fn create(
     let ttl = asked.ttl.take().map(|ttl| duration(&ttl)).transpose()?.unwrap_or(TTL);
     let idle = asked.idle_timeout.take().map(|idle| duration(&idle)).transpose()?;
     let metadata = std::mem::take(&mut asked.metadata);
-    let length: usize = metadata.iter().map(|(key, value)| key.len() + value.len()).sum();
-    if metadata.len() > MAX_METADATA || length > 16 * 1024 {
-        let hint = format!("keep it below {MAX_METADATA} entries and 16 KiB");
-        return Err(Problem::new(Code::Invalid, "there is too much metadata", hint));
-    }
+    check_metadata(&metadata)?;
     let volumes = std::mem::take(&mut asked.volumes);
     let attach =
         |volume: VolumeIn| app.volumes.attach(&caller.tenant, &volume.name, &volume.path, volume.keep);
@@ -58,6 +55,15 @@ pub(crate) async fn create(
     let live = open(&app, &caller, asked, Terms { ttl, idle, metadata, volumes }).await?;
     let place = format!("/v1/sessions/{}", live.session.id());
     Ok((StatusCode::CREATED, [("location", place)], Json(SessionJson::from(&*live))).into_response())
+}
+
+pub(crate) fn check_metadata(metadata: &BTreeMap<String, String>) -> Result<(), Problem> {
+    let length: usize = metadata.iter().map(|(key, value)| key.len() + value.len()).sum();
+    if metadata.len() > MAX_METADATA || length > 16 * 1024 {
+        let hint = format!("keep it below {MAX_METADATA} entries and 16 KiB");
+        return Err(Problem::new(Code::Invalid, "there is too much metadata", hint));
+    }
+    Ok(())
 }
 
 /// The walls are asked to let it live for as long as any session may; its own time is kept here, because it can be extended.

@@ -17,10 +17,9 @@ use tokio::time::{Instant, sleep_until, timeout};
 
 use super::document::{Asked, InSession, Queried, Switched};
 use super::extract::Path;
-use super::processes::LogOf;
 use crate::app::App;
 use crate::problem::{Code, Problem};
-use crate::sessions::{Live, Log, Reading, Running, Said};
+use crate::sessions::{Live, Log, LogOf, Reading, Running, Said};
 use crate::shape::outcome::ExecutionJson;
 use crate::shape::request::Terminal;
 use crate::store::Caller;

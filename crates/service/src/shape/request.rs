@@ -29,7 +29,7 @@ pub(crate) enum Amount {
 /// A body with everything in it that says behind which walls something runs. Flat, because `flatten` and strictness exclude each other.
 macro_rules! behind_walls {
     ($(#[$about:meta])* $name:ident { $($(#[$of:meta])* $field:ident: $kind:ty,)* }) => {
-        #[derive(Debug, Clone, Deserialize, ToSchema)]
+        #[derive(Debug, Clone, Default, Deserialize, ToSchema)]
         #[serde(deny_unknown_fields)]
         $(#[$about])*
         pub(crate) struct $name {

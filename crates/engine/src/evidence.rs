@@ -18,10 +18,10 @@ use serde_json::{Map, Value, json};
 use sha2::{Digest, Sha256};
 
 use crate::run::{Digests, Ran};
-use crate::wall::Begun;
+use crate::wall::{Begun, Look};
 use shape::{
-    Asked, AskedComponent, AskedSource, AskedWorkload, DecidedLimit, Decision, Ended, Hit, Identified, Other,
-    Shown, Truncated, Used,
+    Asked, AskedComponent, AskedOfFiles, AskedSource, AskedWorkload, DecidedLimit, Decision, DoneToFiles,
+    Ended, GivenCode, Hit, Identified, Other, Shown, Truncated, Used,
 };
 
 /// Arguments are recorded up to this many bytes; beyond, their digest stands for them.
@@ -111,6 +111,73 @@ pub(crate) fn closing(
 /// What was asked, and why nothing came of it.
 pub(crate) fn refused(asked: &Fragment, outcome: &Outcome) -> Result<Body, EntryError> {
     Body::members().with_fragment("request", asked).with("status", &status(&outcome.status)).end()
+}
+
+/// Something small that has happened in a session, and is over.
+pub(crate) enum Note<'a> {
+    /// Something was done to files, for somebody outside.
+    Files {
+        tenant: &'a str,
+        operation: &'a str,
+        path: &'a str,
+        to: Option<&'a str>,
+        /// What went in or came out, if anything could have.
+        content: Option<Content<'a>>,
+        result: Result<(), &'a str>,
+    },
+    /// An interpreter was given a piece of code. What came of it is the word of whoever talks to the interpreter.
+    Code {
+        tenant: &'a str,
+        process: &'a str,
+        language: &'a str,
+        bytes: u64,
+        sha256: [u8; 32],
+        result: &'a str,
+    },
+}
+
+/// What was in the files that were moved.
+pub(crate) struct Content<'a> {
+    pub(crate) bytes: u64,
+    /// Of all of it, in the order in which it came.
+    pub(crate) sha256: [u8; 32],
+    /// Which files that was.
+    pub(crate) files: &'a Digests,
+}
+
+/// What is recorded about something small in `session`.
+pub(crate) fn note(session: &str, note: &Note<'_>) -> Result<(Vec<Subject>, Body), EntryError> {
+    let body = Body::members();
+    match note {
+        Note::Files { tenant, operation, path, to, content, result } => {
+            let to = to.map(|to| bounded(to, 512));
+            let asked = AskedOfFiles { operation, path: bounded(path, 512), to };
+            let digest = Sha256::digest(Fragment::new(&asked)?.as_bytes()).into();
+            let nothing = Digests::default();
+            let subjects = subjects(digest, content.as_ref().map_or(&nothing, |content| content.files));
+            let AskedOfFiles { operation, path, to } = asked;
+            let done = DoneToFiles {
+                bytes: content.as_ref().map(|content| content.bytes),
+                operation,
+                path,
+                result: result.err().unwrap_or("ok"),
+                sha256: content.as_ref().map(|content| hex(&content.sha256)),
+                to,
+            };
+            Ok((subjects, body.with("files", &done).with("session", &session).with("tenant", tenant).end()?))
+        }
+        Note::Code { tenant, process, language, bytes, sha256, result } => {
+            let given = GivenCode {
+                bytes: *bytes,
+                language: bounded(language, 64),
+                process,
+                result: bounded(result, 64),
+                sha256: hex(sha256),
+            };
+            let subjects = vec![Subject { name: "code".into(), sha256: *sha256 }];
+            Ok((subjects, body.with("code", &given).with("session", &session).with("tenant", tenant).end()?))
+        }
+    }
 }
 
 /// The artifacts that a closing record is about.
@@ -241,6 +308,18 @@ pub(crate) fn observed(begun: &Begun, runtime: &Value) -> Value {
         observed["unseen"] = json!(begun.unseen);
     }
     observed
+}
+
+/// Likewise, of a later program in the same cell. `None`: it was nobody.
+pub(crate) fn observed_later(look: Look, runtime: &Value) -> Option<Value> {
+    match look {
+        Look::Good { posture, unseen } => {
+            Some(observed(&Begun { steps: Vec::new(), posture, unseen }, runtime))
+        }
+        // The host sees the kernel around it, as it was before anything ran.
+        Look::Hidden => Some(json!({"runtime": runtime, "unseen": ["program"]})),
+        Look::Nobody => None,
+    }
 }
 
 /// Read from outside.

@@ -7,7 +7,7 @@ use std::process::Child;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use casemate_wire::launch::{
-    Ahead, Answer, CellId, CellSpec, Counters, Hello, MAX_ANSWER, Op, Request, RunId, Serves,
+    Ahead, Answer, CellId, CellSpec, Counters, Hello, MAX_ANSWER, Op, Request, RunId, Serves, Sight,
 };
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
@@ -359,6 +359,13 @@ impl LiveCell {
         }
     }
 
+    pub(crate) async fn look(&self, number: u32) -> Result<Sight, LauncherError> {
+        match self.launcher.ask(Op::Look { cell: self.id, number }, &[]).await? {
+            Answer::Looked { sight, .. } => Ok(sight),
+            other => Err(unexpected(other)),
+        }
+    }
+
     /// Reads the counters for the last time and kills the cell.
     pub(crate) async fn finish(&mut self) -> Result<Counters, LauncherError> {
         self.finishing = true;
@@ -410,6 +417,7 @@ async fn read_answers(socket: Arc<AsyncFd<OwnedFd>>, state: Arc<State>) {
                 continue;
             }
             Answer::Running { id, .. }
+            | Answer::Looked { id, .. }
             | Answer::Measured { id, .. }
             | Answer::Finished { id, .. }
             | Answer::Recovered { id }

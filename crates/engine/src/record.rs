@@ -7,7 +7,7 @@ use casemate_core::outcome::{Cause, Outcome, Status};
 use casemate_core::plan::Plan;
 use casemate_core::request::Request;
 
-use crate::evidence;
+use crate::evidence::{self, Note};
 use crate::execute::{EvidenceError, Executed};
 use crate::io::ExecutionId;
 use crate::program::Program;
@@ -45,6 +45,14 @@ impl Record {
         let mut record = Record::open(&self.store, &self.run, ExecutionId::new());
         record.session = Some(self.id.clone());
         record
+    }
+
+    /// Records something small that has happened in this session. Returns its name.
+    pub(crate) fn note(&self, note: &Note<'_>) -> Result<String, StoreError> {
+        let id = ExecutionId::new().into_string();
+        let (subjects, body) = evidence::note(&self.id, note)?;
+        self.store.append(Event::Noted, &id, &self.run, &subjects, &body)?;
+        Ok(id)
     }
 
     pub(crate) fn id(&self) -> &str {

@@ -359,8 +359,8 @@ pub(crate) fn exec_failed(step: &str, errno: i32) -> Trouble {
             "put the data into a file (--in) or on standard input",
         )),
         ("terminal", _) => Trouble::Refused(Refusal::new(
-            format!("there are no terminals in this cell ({error})"),
-            "do without one: what it writes to standard output and standard error comes as it is",
+            format!("there are no more terminals to be had in this cell ({error})"),
+            "end what uses one, or do without: what a program writes comes as it is",
         )),
         ("working directory", _) => Trouble::Refused(Refusal::new(
             format!("the working directory cannot be entered ({error})"),

@@ -6,6 +6,7 @@
 
 mod actor;
 mod flow;
+mod notes;
 
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -23,7 +24,7 @@ use crate::execute::{Engine, Executed, not_recorded};
 use crate::io::{Chunk, Entry};
 use crate::run::{Ran, Trouble};
 
-use actor::{Actor, Command};
+use actor::{Actor, Code, Command};
 pub use casemate_wire::guest::{Change, FileInfo, FileKind, TerminalSize};
 pub use flow::{Inflow, Outflow};
 
@@ -85,6 +86,16 @@ pub enum FileError {
     /// What the kernel of the cell said.
     #[error("{}", std::io::Error::from_raw_os_error(*.0))]
     Kernel(i32),
+    #[error("the session has ended")]
+    Ended,
+}
+
+/// Why there is no record of a piece of code.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum NoteError {
+    #[error("no program of this session has this id")]
+    UnknownProcess,
+    /// Also if it has ended because this could not be recorded.
     #[error("the session has ended")]
     Ended,
 }
@@ -243,6 +254,28 @@ impl Session {
         let (number, path) = (self.number(), path.to_owned());
         self.send(Command::Watch { number, path, recursive, changes, done });
         answer.await.unwrap_or(Err(FileError::Ended)).map(|()| receiver)
+    }
+
+    /// Records a piece of code that an interpreter was given, which is the program with the id `process_id`, and what came of it
+    /// (`ok`, `error`, `killed`). Returns the id of the record.
+    pub async fn note_code(
+        &self,
+        process_id: &str,
+        language: &str,
+        code_sha256: [u8; 32],
+        code_bytes: usize,
+        result: &str,
+    ) -> Result<String, NoteError> {
+        let (done, answer) = oneshot::channel();
+        let code = Box::new(Code {
+            process: process_id.to_owned(),
+            language: language.to_owned(),
+            sha256: code_sha256,
+            bytes: code_bytes as u64,
+            result: result.to_owned(),
+        });
+        self.send(Command::NoteCode { code, done });
+        answer.await.unwrap_or(Err(NoteError::Ended))
     }
 
     /// Everything in it stands still, and the clocks of its programs with it. Its own time goes on.

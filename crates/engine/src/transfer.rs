@@ -246,17 +246,20 @@ mod tests {
     use casemate_core::request::{Request, RequestDraft, Workload};
     use casemate_core::stack::{Stack, Wall};
     use casemate_wire::frame;
-    use casemate_wire::guest::{Config, Filter, Ids, Inside, Landlock, Network, Ptrace, Rlimits};
+    use casemate_wire::guest::{Config, Filter, Ids, Inside, Landlock, Network, Ptrace, Rlimits, Terminals};
     use casemate_wire::launch::{Attached, Counters};
 
     use super::*;
     use crate::guest::{Channel, GuestChannel};
-    use crate::wall::{Begun, Control, Gauges, Hold, Job, Later, Places, WallError};
+    use crate::wall::{Begun, Control, Gauges, Hold, Job, Later, Look, Places, WallError};
 
     struct Nobody;
 
     impl Control for Nobody {
         fn proceed(&mut self) -> Later<'_, Result<Begun, WallError>> {
+            Box::pin(std::future::pending())
+        }
+        fn look(&mut self, _number: u32) -> Later<'_, Result<Look, WallError>> {
             Box::pin(std::future::pending())
         }
         fn measure(&mut self) -> Later<'_, Result<Counters, WallError>> {
@@ -305,6 +308,7 @@ mod tests {
             filter: Filter::Inherited,
             rlimits: Rlimits { open_files: 1, processes: None, cpu_seconds: None, file_size: None },
             landlock: Landlock::NotThere,
+            terminals: Terminals::None,
             file_roots: Vec::new(),
         }
     }

@@ -132,10 +132,23 @@ pub(crate) struct Begun {
     pub(crate) unseen: Vec<&'static str>,
 }
 
+/// What can be seen from outside of a later payload, which the guest holds.
+pub(crate) enum Look {
+    /// It is as it must be. And what of it this user is not shown.
+    Good { posture: Posture, unseen: Vec<&'static str> },
+    /// There is nobody of that number.
+    Nobody,
+    /// It is a process of another kernel.
+    Hidden,
+}
+
 /// What a wall can say and do about its cell from outside.
 pub(crate) trait Control: Send {
     /// Lets the cell's first payload go once it waits, confined, and looks from outside as it must.
     fn proceed(&mut self) -> Later<'_, Result<Begun, WallError>>;
+    /// Looks at a later payload, which the guest holds, by the number that it says it has in the cell. An error if it is not as it
+    /// must be.
+    fn look(&mut self, number: u32) -> Later<'_, Result<Look, WallError>>;
     fn measure(&mut self) -> Later<'_, Result<Counters, WallError>>;
     /// Reads the counters for the last time and kills the cell.
     fn finish(&mut self) -> Later<'_, Result<Counters, WallError>>;

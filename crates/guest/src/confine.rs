@@ -4,12 +4,15 @@ use alloc::vec;
 use alloc::vec::Vec;
 
 use casemate_bare::io;
-use casemate_wire::guest::{Access, Config, Filter, Landlock, LandlockRule, Network, Presence};
+use casemate_wire::guest::{
+    Access, Config, Filter, Landlock, LandlockRule, Network, Presence, TerminalSize, Terminals,
+};
 use rustix::fd::AsFd;
 use rustix::fs::{FileType, Mode, OFlags, fstat, open};
 
 use crate::landlock::{self, Rights, Ruleset, Scope};
 use crate::sys;
+use crate::terminal::{self, Terminal};
 
 /// Parameters of the wall, prepared once per cell.
 pub(crate) struct Confinement {
@@ -20,6 +23,7 @@ pub(crate) struct Confinement {
     scoped: bool,
     /// None where the guest, and with it all that it starts, has the payload's filter already.
     filter: Option<&'static [libc::sock_filter]>,
+    terminals: Terminals,
 }
 
 /// A step of the confinement that failed.
@@ -54,12 +58,16 @@ impl Confinement {
                 Filter::Inherited => None,
                 Filter::Own => Some(casemate_filter::program(config.program())),
             },
+            terminals: config.terminals,
         }
     }
 
-    /// Whom what is made for a payload belongs to, if not to the guest itself.
-    pub(crate) fn owner(&self) -> Option<u32> {
-        self.payload_id
+    /// A terminal for a payload, if there are any in this cell.
+    pub(crate) fn terminal(&self, size: TerminalSize) -> io::Result<Terminal> {
+        match self.terminals {
+            Terminals::Own => terminal::open(size, self.payload_id),
+            Terminals::None => Err(io::Error::from_raw_os_error(libc::ENOTTY)),
+        }
     }
 
     /// Confines the calling process for good. The filter comes last: it denies much of what precedes it.
@@ -139,5 +147,6 @@ fn rights(access: Access, abi: u32) -> Rights {
         Access::Read => Rights::READ_FILE.or(Rights::READ_DIR),
         Access::ReadWrite => Rights::read_and_write(abi),
         Access::Device => Rights::device(abi),
+        Access::Terminal => Rights::terminal(abi),
     }
 }

@@ -65,6 +65,11 @@ impl Rights {
         Rights::READ_FILE.or(Rights::WRITE_FILE).or(Rights::TRUNCATE).and(Rights::all(abi))
     }
 
+    /// What programs do to a terminal besides reading and writing.
+    pub fn terminal(abi: u32) -> Rights {
+        Rights::device(abi).or(Rights::IOCTL_DEV).and(Rights::all(abi))
+    }
+
     /// Those that make sense for something that is not a directory.
     pub fn of_files(self) -> Rights {
         let files = Rights::EXECUTE.or(Rights::WRITE_FILE).or(Rights::READ_FILE).or(Rights::TRUNCATE);

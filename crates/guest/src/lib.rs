@@ -39,6 +39,7 @@ use casemate_bare::{files as small_files, io};
 use casemate_wire::PROTOCOL_VERSION;
 use casemate_wire::frame::{Body, MAX_PAYLOAD};
 use casemate_wire::guest::{Config, Exec, FileRequest, Landlock, ToGuest, ToHost};
+use casemate_wire::gvisor::KEEP_TERMINALS;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::fs::{Mode, OFlags};
@@ -157,14 +158,18 @@ pub fn run_as_given() -> ! {
     run(gate, attached)
 }
 
-/// The kernel that this guest is the first process of (gVisor's) shows more of it than it should, and has terminals that nobody
-/// asked for. Whoever started it lets it do something about that, once.
+/// The kernel that this guest is the first process of (gVisor's) shows more of it than it should, and has terminals that perhaps
+/// nobody asked for. Whoever started it lets it do something about that, once.
 fn hide() -> io::Result<()> {
+    // Before that is covered.
+    let keeps_terminals = keeps_terminals()?;
     let attributes = MountFlags::RDONLY | MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
     // Whoever started it may have been asked for a read-only one, and be deaf to that (Docker's).
     rustix::mount::mount("none", "/proc", "proc", attributes, None)?;
     rustix::mount::mount("none", "/proc/1", "tmpfs", attributes, c"mode=0,size=4096")?;
-    rustix::mount::unmount("/dev/pts", UnmountFlags::DETACH)?;
+    if !keeps_terminals {
+        rustix::mount::unmount("/dev/pts", UnmountFlags::DETACH)?;
+    }
     remove_extra_devices()?;
     // What it was started with belongs to the host.
     let null = rustix::fs::open("/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?;
@@ -172,6 +177,12 @@ fn hide() -> io::Result<()> {
         sys::move_fd(null.as_fd(), number)?;
     }
     sys::give_up_mounting()
+}
+
+/// Whether it was told so on its command line.
+fn keeps_terminals() -> io::Result<bool> {
+    let words = small_files::read("/proc/self/cmdline")?;
+    Ok(words.split(|byte| *byte == 0).any(|word| word == KEEP_TERMINALS.as_bytes()))
 }
 
 fn serve(channel: io::Result<Channel>, gate: Option<Gate>, attached: usize) -> ! {
@@ -245,7 +256,10 @@ impl Guest {
             threads.count();
         }
         let room = self.channel.has_room();
-        let busy = room && (self.gets.iter().any(Get::can_go_on) || !self.lists.is_empty());
+        let busy = room
+            && (self.gets.iter().any(Get::can_go_on)
+                || !self.lists.is_empty()
+                || self.processes.iter().any(Process::drains));
         for (source, flags) in self.wait(room, busy)? {
             match source {
                 Source::Channel if flags.contains(PollFlags::IN) => {
@@ -275,6 +289,9 @@ impl Guest {
             }
         }
         let channel = &mut self.channel;
+        if room {
+            self.processes.iter_mut().for_each(|process| process.drain(channel, &mut self.buffer));
+        }
         self.processes.retain_mut(|process| !process.finished(channel));
         if room {
             self.gets.retain_mut(|get| !get_on(get, channel));
@@ -342,7 +359,11 @@ impl Guest {
             ToGuest::Exec(exec) => self.exec(exec)?,
             ToGuest::Proceed { exec } => self.with_process(exec, Process::proceed),
             ToGuest::Signal { exec, signal } => self.with_process(exec, |process| process.signal(signal)),
-            ToGuest::Resize { exec, size } => self.with_process(exec, |process| process.resize(size)),
+            ToGuest::Resize { exec, size } => {
+                // gVisor's does not.
+                let kernel_tells = self.threads.is_none();
+                self.with_process(exec, |process| process.resize(size, kernel_tells));
+            }
             ToGuest::Files { id, request } => self.handle_files(id, request),
             ToGuest::Pause { id } => self.answer(id, "pause", pause::pause()),
             ToGuest::Resume { id } => self.answer(id, "resume", pause::resume()),
@@ -392,7 +413,7 @@ impl Guest {
             return Ok(());
         }
         // Before the gate is taken, which can be passed only once.
-        let terminal = exec.terminal.map(|size| terminal::open(size, confinement.owner()));
+        let terminal = exec.terminal.map(|size| confinement.terminal(size));
         let terminal = match terminal.transpose() {
             Ok(terminal) => terminal,
             Err(error) => {

@@ -50,7 +50,9 @@ fn all_stand_still() -> bool {
         // The state follows the name, which may contain anything, in parentheses.
         let stat = read_text(&format!("/proc/{pid}/stat")).unwrap_or_default();
         match stat.rsplit_once(") ") {
-            Some((_, rest)) => rest.starts_with(['T', 't', 'Z', 'X']),
+            // Who waits in the kernel stops before it does anything else; for a child that was made by vfork and has been stopped
+            // before it could execute anything, that is for good.
+            Some((_, rest)) => rest.starts_with(['T', 't', 'D', 'Z', 'X']),
             // Gone meanwhile.
             None => true,
         }

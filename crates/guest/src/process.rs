@@ -219,10 +219,14 @@ impl Process {
         matches!(self.phase, Phase::Preparing { .. })
     }
 
-    pub(crate) fn resize(&self, size: TerminalSize) {
+    /// Where the kernel does not tell those on the terminal, we do as well as we can.
+    pub(crate) fn resize(&self, size: TerminalSize, kernel_tells: bool) {
         if let Some(terminal) = &self.terminal {
             // A terminal that has no size of its own any more is one that nobody uses.
-            let _ = terminal::resize(terminal, size);
+            let resized = terminal::resize(terminal, size);
+            if resized.is_ok() && !kernel_tells {
+                self.signal(libc::SIGWINCH as u8);
+            }
         }
     }
 
@@ -279,6 +283,23 @@ impl Process {
                 true => u64::MAX,
                 false => sys::readable_bytes(pipe.as_fd()),
             });
+        }
+    }
+
+    /// Whether it has ended and its terminal may have more to show. Others on it may keep it open, so it is read until there is
+    /// nothing; then we let go of it, and the kernel hangs up on them.
+    pub(crate) fn drains(&self) -> bool {
+        let [screen, _] = &self.outputs;
+        screen.terminal && screen.remaining.is_some() && self.takes(screen)
+    }
+
+    fn takes(&self, output: &Output) -> bool {
+        output.pipe.is_some() && (self.budget == 0 || output.window.available() > 0)
+    }
+
+    pub(crate) fn drain(&mut self, channel: &mut Channel, buffer: &mut Vec<u8>) {
+        if self.drains() {
+            self.listen(0, channel, buffer);
         }
     }
 

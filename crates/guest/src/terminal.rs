@@ -1,8 +1,11 @@
 //! Terminals: a pair of ends, one for a payload and one for us.
 
+use alloc::format;
+
 use casemate_bare::io;
 use casemate_wire::guest::TerminalSize;
-use rustix::fd::{BorrowedFd, OwnedFd};
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use rustix::fs::{CWD, Gid, Mode, OFlags, Uid, fchown, fstat, openat};
 
 use crate::sys;
 
@@ -14,19 +17,26 @@ pub(crate) struct Terminal {
     pub(crate) inside: OwnedFd,
 }
 
-/// A new one, whose inside belongs to `owner`. It lives in the cell's own kernel interface for terminals, if the cell has one.
+/// A new one among those of the cell, whose inside belongs to `owner`.
 pub(crate) fn open(size: TerminalSize, owner: Option<u32>) -> io::Result<Terminal> {
-    use rustix::fs::{Mode, OFlags};
-    let flags = OFlags::RDWR | OFlags::NOCTTY | OFlags::CLOEXEC;
-    let outside = rustix::fs::open("/dev/pts/ptmx", flags, Mode::empty())?;
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let all = open_at(CWD, "/dev/pts", flags)?;
+    let flags = OFlags::RDWR | OFlags::NOCTTY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let outside = open_at(all.as_fd(), "ptmx", flags)?;
     let number = sys::unlock_terminal(&outside)?;
-    let inside = rustix::fs::open(alloc::format!("/dev/pts/{number}"), flags, Mode::empty())?;
-    if let Some(owner) = owner {
-        let (uid, gid) = (rustix::fs::Uid::from_raw(owner), rustix::fs::Gid::from_raw(owner));
-        rustix::fs::fchown(&inside, Some(uid), Some(gid))?;
+    let inside = open_at(all.as_fd(), &format!("{number}"), flags)?;
+    // Where the guest makes files as the payload, it is that already, and stays so.
+    if let Some(owner) = owner
+        && fstat(&inside)?.st_uid != owner
+    {
+        fchown(&inside, Some(Uid::from_raw(owner)), Some(Gid::from_raw(owner)))?;
     }
     resize(&outside, size)?;
     Ok(Terminal { outside, inside })
+}
+
+fn open_at(directory: BorrowedFd<'_>, name: &str, flags: OFlags) -> io::Result<OwnedFd> {
+    Ok(openat(directory, name, flags, Mode::empty())?)
 }
 
 pub(crate) fn resize(terminal: &OwnedFd, size: TerminalSize) -> io::Result<()> {

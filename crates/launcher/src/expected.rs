@@ -3,13 +3,16 @@
 use alloc::format;
 use alloc::string::String;
 
-use casemate_wire::launch::{Kernel, Posture, Wall};
+use casemate_wire::guest::Terminals;
+use casemate_wire::launch::{Kernel, Mount, Posture, Wall};
 
 /// The properties that the observed posture is held against.
 pub(crate) struct Expected {
     namespaces: &'static [&'static str],
     capabilities: Capabilities,
     mounts: Mounts,
+    /// Those of this kernel that are mounted where it is.
+    terminals: Terminals,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -38,20 +41,23 @@ const NAMESPACES: &[&str] = &["user", "mnt", "pid", "net", "ipc", "uts", "cgroup
 impl Expected {
     pub(crate) fn of(wall: &Wall, root: bool) -> Expected {
         match wall {
-            Wall::Container { kernel: Kernel::Host, .. } => Expected {
+            Wall::Container { kernel: Kernel::Host, terminals, .. } => Expected {
                 namespaces: NAMESPACES,
                 capabilities: Capabilities::None,
                 mounts: Mounts::Writable(&["/work", "/tmp", "/dev/shm"]),
+                terminals: *terminals,
             },
             Wall::Container { kernel: Kernel::Gvisor(_), .. } => Expected {
                 namespaces: NAMESPACES,
                 capabilities: Capabilities::OfItsNamespace,
                 mounts: Mounts::ReadOnly,
+                terminals: Terminals::None,
             },
             Wall::Process => Expected {
                 namespaces: &[],
                 capabilities: if root { Capabilities::None } else { Capabilities::NoneButBounding },
                 mounts: Mounts::Writable(&[]),
+                terminals: Terminals::None,
             },
         }
     }
@@ -62,6 +68,7 @@ impl Expected {
             namespaces: NAMESPACES,
             capabilities: Capabilities::OfItsNamespace,
             mounts: Mounts::OfTheCell,
+            terminals: Terminals::None,
         }
     }
 
@@ -90,8 +97,17 @@ impl Expected {
         {
             return Some(format!("the {name} namespace is the host's"));
         }
+        let mut terminals = seen.mounts.iter().filter(|mount| mount.kind == "devpts");
+        let as_asked = match (self.terminals, terminals.next(), terminals.next()) {
+            (Terminals::None, None, _) => true,
+            (Terminals::Own, Some(mount), None) => mount.point == "/dev/pts" && has(mount, "noexec"),
+            _ => false,
+        };
+        if !as_asked {
+            return Some("there are other terminals than those of the cell".into());
+        }
         let open = seen.mounts.iter().find(|mount| {
-            let has = |wanted: &str| mount.options.split(',').any(|option| option == wanted);
+            let has = |wanted: &str| has(mount, wanted);
             match self.mounts {
                 Mounts::Writable(places) => {
                     let device = mount.point.starts_with("/dev/") || mount.point.starts_with("/proc/");
@@ -106,6 +122,10 @@ impl Expected {
     }
 }
 
+fn has(mount: &Mount, wanted: &str) -> bool {
+    mount.options.split(',').any(|option| option == wanted)
+}
+
 #[cfg(test)]
 mod tests {
     use alloc::vec;
@@ -113,15 +133,19 @@ mod tests {
 
     use super::*;
     use casemate_filter::Ptrace;
-    use casemate_wire::launch::{Image, Mount, Platform};
+    use casemate_wire::launch::{Image, Platform};
 
     fn container() -> Expected {
         with(Kernel::Host)
     }
 
     fn with(kernel: Kernel) -> Expected {
+        with_terminals(kernel, Terminals::None)
+    }
+
+    fn with_terminals(kernel: Kernel, terminals: Terminals) -> Expected {
         let (image, ptrace) = (Image::Host, Ptrace::Denied);
-        Expected::of(&Wall::Container { image, disk_bytes: 1, inodes: 1, ptrace, kernel }, true)
+        Expected::of(&Wall::Container { image, disk_bytes: 1, inodes: 1, ptrace, kernel, terminals }, true)
     }
 
     fn mount(point: &str, options: &str) -> Mount {
@@ -181,6 +205,31 @@ mod tests {
             let found = container().violation(&seen).unwrap_or_else(|| panic!("{named} passed"));
             assert!(found.contains(named), "{named} is not in {found:?}");
         }
+    }
+
+    #[test]
+    fn terminals_are_those_that_were_asked_for() {
+        let seen = |mounts: &[(&str, &str)]| {
+            let mut seen = good();
+            let terminals =
+                |&(point, options): &(&str, &str)| Mount { kind: "devpts".into(), ..mount(point, options) };
+            seen.mounts.extend(mounts.iter().map(terminals));
+            seen
+        };
+        let own = ("/dev/pts", "ro,nosuid,noexec,relatime");
+        let asked = with_terminals(Kernel::Host, Terminals::Own);
+        assert_eq!(asked.violation(&seen(&[own])), None);
+        for other in [
+            &[][..],
+            &[own, own],
+            &[("/dev/pts", "ro,nosuid")],
+            &[("/dev/pts", "rw,nosuid,noexec")],
+            &[("/dev/pts", "ro,noexec")],
+            &[("/work/pts", "ro,nosuid,nodev,noexec")],
+        ] {
+            assert!(asked.violation(&seen(other)).is_some(), "{other:?}");
+        }
+        assert!(container().violation(&seen(&[own])).is_some(), "nobody asked for them");
     }
 
     #[test]

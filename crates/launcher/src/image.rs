@@ -38,11 +38,13 @@ const DEVICES: [(&str, (u32, u32)); 6] = [
     ("tty", (5, 0)),
 ];
 
-const DEV_LINKS: [(&str, &str); 4] = [
+const DEV_LINKS: [(&str, &str); 5] = [
     ("fd", "/proc/self/fd"),
     ("stdin", "/proc/self/fd/0"),
     ("stdout", "/proc/self/fd/1"),
     ("stderr", "/proc/self/fd/2"),
+    // Leads to something in cells with terminals.
+    ("ptmx", "pts/ptmx"),
 ];
 
 /// How many directory images stay prepared.
@@ -182,7 +184,7 @@ fn skeleton() -> io::Result<OwnedFd> {
     let host_dev = open_directory(CWD, "/dev")?;
     let tree = fsmount(&context, FsMountFlags::FSMOUNT_CLOEXEC, MountAttrFlags::MOUNT_ATTR_NOSUID)?;
     move_mount(&tree, "", CWD, MOUNT_POINT, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)?;
-    for dir in ["proc", "dev", "dev/shm", "tmp", "work", "run"] {
+    for dir in ["proc", "dev", "dev/shm", "dev/pts", "tmp", "work", "run"] {
         mkdirat(&tree, dir, Mode::from_raw_mode(0o755))?;
     }
     let dev = open_directory(tree.as_fd(), "dev")?;

@@ -45,6 +45,25 @@ pub(crate) fn only_child(init: i32) -> io::Result<OwnedFd> {
     }
 }
 
+/// The child of a guest (`init`) that has this number in the cell, if there is one: its directory in procfs, see [`only_child`].
+pub(crate) fn child_numbered(init: i32, number: u32) -> io::Result<Option<OwnedFd>> {
+    for pid in children(&format!("/proc/{init}/task/{init}")) {
+        // Children come and go.
+        let Ok(directory) = directory(&format!("/proc/{pid}")) else { continue };
+        let Ok(status) = read_text_at(directory.as_fd(), "status") else { continue };
+        let inside = field(&status, "NSpid").and_then(|line| line.split_whitespace().last());
+        if inside.ok_or_else(|| missing("NSpid"))?.parse() == Ok(number) {
+            return Ok(Some(directory));
+        }
+    }
+    Ok(None)
+}
+
+/// Whether the process with this directory has ended, reaped or not.
+pub(crate) fn has_ended(process: &OwnedFd) -> bool {
+    read_text_at(process.as_fd(), "status").map_or(true, |status| is_dead(&status))
+}
+
 /// A process of a cell, by its directory in procfs.
 pub(crate) struct CellProcess {
     pub(crate) directory: OwnedFd,

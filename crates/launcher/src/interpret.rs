@@ -15,7 +15,7 @@ use rustix::process::{getcwd, setsid};
 
 use crate::cgroup::Group;
 use crate::recipe::{Capabilities, GUEST_ID, Ids, Mask, Op, SCRATCH};
-use crate::{keeper, sys};
+use crate::{keeper, sys, terminals};
 
 /// What the launcher prepared for one child.
 pub(crate) struct Site<'a> {
@@ -101,6 +101,7 @@ fn perform(op: Op, site: &mut Site<'_>) -> io::Result<()> {
         }
         Op::MountProc(procfs) => sys::mount_proc("/proc", procfs, &[]),
         Op::MountState => keeper::mount_state(),
+        Op::MountTerminals => terminals::mount(),
         // The cell's own null device, and a directory of the read-only skeleton that is always empty.
         Op::MaskProc(Mask::File(path)) => Ok(mount_bind("/dev/null", format!("/proc/{path}"))?),
         Op::MaskProc(Mask::Directory(path)) => Ok(mount_bind("/run", format!("/proc/{path}"))?),

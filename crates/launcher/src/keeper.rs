@@ -51,7 +51,7 @@ pub(crate) fn mount_state() -> io::Result<()> {
 pub(crate) fn start(sentry: Sentry, site: &Site<'_>) -> io::Result<Running> {
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
     let bundle = open(gvisor::SPECIFICATION_FILE, flags, Mode::from_raw_mode(0o600))?;
-    io::write_all(&bundle, gvisor::SPECIFICATION.as_bytes())?;
+    io::write_all(&bundle, gvisor::specification(sentry.terminals).as_bytes())?;
     drop(bundle);
     let text = |text: String| CString::new(text).map_err(io::Error::other);
     let arguments = gvisor::arguments(sentry.platform, sentry.attached, GUEST);

@@ -26,6 +26,7 @@ mod recipe;
 mod report;
 mod scratch;
 mod sys;
+mod terminals;
 #[cfg(feature = "weaken")]
 mod weaken;
 
@@ -271,6 +272,9 @@ fn handle(cells: &mut Cells, request: Request, fds: &[OwnedFd]) -> Vec<Answer> {
             };
         }
         Op::Proceed { cell } => return cells.proceed(cell).into_iter().collect(),
+        Op::Look { cell, number } => {
+            cells.look_at_held(cell, number).map(|sight| Answer::Looked { id, sight })
+        }
         Op::Measure { cell } => cells.measure(cell).map(|counters| Answer::Measured { id, counters }),
         Op::Finish { cell } => {
             let counters = cells.balance(cell);

@@ -10,6 +10,7 @@ use alloc::vec;
 use alloc::vec::Vec;
 
 use casemate_filter::{Network, Program};
+use casemate_wire::guest::Terminals;
 use casemate_wire::launch::{Attached, CellSpec, Kernel, Platform, Wall};
 
 /// Ids inside a cell. The guest is root of its own user namespace where a block of ids can be mapped.
@@ -35,6 +36,8 @@ pub(crate) enum Op {
     MountProc(Procfs),
     /// Where `runsc` finds its bundle and keeps its state.
     MountState,
+    /// Terminals that are the cell's own, after it has its ids: the node that makes them belongs to whoever mounts it.
+    MountTerminals,
     /// Cover what tells about the host and is not bound to a namespace.
     MaskProc(Mask),
     /// CVE-2024-21626 and friends: the working directory must be the new root and nothing else.
@@ -68,6 +71,7 @@ pub(crate) enum Op {
 pub(crate) struct Sentry {
     pub(crate) platform: Platform,
     pub(crate) attached: Attached,
+    pub(crate) terminals: Terminals,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -161,7 +165,7 @@ pub(crate) const PROC_MASKS: [Mask; 12] = [
 pub(crate) fn operations(spec: &CellSpec, masks: &[Mask]) -> Vec<Op> {
     let mut ops = vec![Op::EnterCgroups];
     match spec.wall {
-        Wall::Container { kernel, .. } => {
+        Wall::Container { kernel, terminals, .. } => {
             let (ids, capabilities) = match (spec.id_block, kernel) {
                 (_, Kernel::Gvisor(_)) => (Ids::NamespaceRoot, Capabilities::OfRunsc),
                 (Some(_), Kernel::Host) => (Ids::NamespaceRoot, Capabilities::OfGuest),
@@ -175,9 +179,11 @@ pub(crate) fn operations(spec: &CellSpec, masks: &[Mask]) -> Vec<Op> {
                 ops.extend(masks.iter().map(|&mask| Op::MaskProc(mask)));
             }
             ops.extend([Op::CheckWorkingDirectory, Op::AwaitLauncher, Op::TakeIds(ids)]);
-            if kernel != Kernel::Host {
+            match (kernel, terminals) {
                 // It belongs to whoever mounts it.
-                ops.push(Op::MountState);
+                (Kernel::Gvisor(_), _) => ops.push(Op::MountState),
+                (Kernel::Host, Terminals::Own) => ops.push(Op::MountTerminals),
+                (Kernel::Host, Terminals::None) => {}
             }
             ops.extend([
                 Op::NewSession,
@@ -207,8 +213,8 @@ pub(crate) fn operations(spec: &CellSpec, masks: &[Mask]) -> Vec<Op> {
     ops.push(Op::NoNewPrivileges);
     match spec.wall {
         // gVisor installs filters of its own, and they are looked at from outside. The guest in it installs ours.
-        Wall::Container { kernel: Kernel::Gvisor(platform), .. } => {
-            let sentry = Sentry { platform, attached: spec.attached };
+        Wall::Container { kernel: Kernel::Gvisor(platform), terminals, .. } => {
+            let sentry = Sentry { platform, attached: spec.attached, terminals };
             ops.extend([Op::OnlyTheChannel, Op::BecomeKeeper(sentry)]);
         }
         _ => ops.extend([Op::Filter(filter(&spec.wall)), Op::OnlyTheChannel, Op::BecomeGuest]),
@@ -240,6 +246,7 @@ impl Op {
             Op::BindScratch(dir) => format!("bind {}", dir.paths().1),
             Op::MountProc(_) => "mount /proc".into(),
             Op::MountState => "mount /run".into(),
+            Op::MountTerminals => "mount /dev/pts".into(),
             Op::MaskProc(Mask::File(path) | Mask::Directory(path)) => format!("mask /proc/{path}"),
             Op::CheckWorkingDirectory => "check working directory".into(),
             Op::NewSession => "new session".into(),
@@ -280,7 +287,8 @@ mod tests {
 
     fn container_with(kernel: Kernel) -> Wall {
         let (disk_bytes, inodes, ptrace) = (1 << 20, 100, Ptrace::Denied);
-        Wall::Container { image: Image::Host, disk_bytes, inodes, ptrace, kernel }
+        let terminals = Terminals::None;
+        Wall::Container { image: Image::Host, disk_bytes, inodes, ptrace, kernel, terminals }
     }
 
     fn names(spec: &CellSpec) -> String {
@@ -300,6 +308,27 @@ mod tests {
     #[test]
     fn the_gvisor_recipe_as_root() {
         insta::assert_snapshot!(names(&spec(container_with(Kernel::Gvisor(Platform::Systrap)), Some(7))));
+    }
+
+    #[test]
+    fn only_who_asks_for_terminals_has_them_and_by_then_has_its_ids() {
+        let with = |kernel, terminals| match container_with(kernel) {
+            Wall::Container { image, disk_bytes, inodes, ptrace, kernel, .. } => {
+                Wall::Container { image, disk_bytes, inodes, ptrace, kernel, terminals }
+            }
+            Wall::Process => Wall::Process,
+        };
+        let place = |wall, op: Op| {
+            operations(&spec(wall, Some(7)), &PROC_MASKS).iter().position(|&other| other == op)
+        };
+        let asked = with(Kernel::Host, Terminals::Own);
+        let ids = place(asked.clone(), Op::TakeIds(Ids::NamespaceRoot));
+        assert!(ids.is_some() && ids < place(asked.clone(), Op::MountTerminals));
+        let capabilities = Op::KeepCapabilities(Capabilities::OfGuest);
+        assert!(place(asked.clone(), Op::MountTerminals) < place(asked, capabilities));
+        assert_eq!(place(with(Kernel::Host, Terminals::None), Op::MountTerminals), None);
+        // gVisor has its own.
+        assert_eq!(place(with(Kernel::Gvisor(Platform::Systrap), Terminals::Own), Op::MountTerminals), None);
     }
 
     #[test]

@@ -62,6 +62,7 @@ mod tests {
     use alloc::borrow::ToOwned;
     use alloc::vec;
 
+    use casemate_wire::guest::Terminals;
     use casemate_wire::launch::{Attached, Platform};
 
     use super::*;
@@ -91,7 +92,8 @@ mod tests {
 
     #[test]
     fn a_kernel_of_its_own_must_be_left_by_who_started_it() {
-        let sentry = Sentry { platform: Platform::Systrap, attached: Attached::Nothing };
+        let (platform, attached, terminals) = (Platform::Systrap, Attached::Nothing, Terminals::None);
+        let sentry = Sentry { platform, attached, terminals };
         let ops = [Op::EnterCgroups, Op::AwaitLauncher, Op::BecomeKeeper(sentry)];
         let with = |words: &[u8]| [&timings()[1..], words].concat();
         for words in [

@@ -7,7 +7,7 @@ use std::path::Path;
 use casemate_core::limits::LimitKind;
 use casemate_core::policy::{DockerRuntime, Policy};
 use casemate_core::stack::{Stack, Wall};
-use casemate_engine::recorder::{Reader, Record};
+use casemate_engine::recorder::{Event, Reader, Record};
 use casemate_engine::{Agents, Config, Engine};
 use serde_json::Value;
 use tempfile::TempDir;
@@ -151,6 +151,16 @@ impl Rig {
     pub fn records(&self, id: &str) -> Vec<Record> {
         let reader = Reader::open(self.home.path()).expect("the evidence can be read");
         reader.find(id).expect("the records can be parsed")
+    }
+
+    /// What was noted of a session, in the order in which it happened.
+    pub fn notes(&self, session: &str) -> Vec<Record> {
+        let reader = Reader::open(self.home.path()).expect("the evidence can be read");
+        let records = reader.records().expect("the evidence can be read");
+        let records = records.map(|record| record.expect("the records can be parsed"));
+        let is_note =
+            |record: &Record| record.entry.event == Event::Noted && record.entry.body["session"] == session;
+        records.filter(is_note).collect()
     }
 
     /// Shuts down, and insists that every record verifies and nothing of any cell is left.

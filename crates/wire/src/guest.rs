@@ -225,8 +225,18 @@ pub struct Config {
     pub filter: Filter,
     pub rlimits: Rlimits,
     pub landlock: Landlock,
+    pub terminals: Terminals,
     /// Directories below which files may be put and got.
     pub file_roots: Vec<String>,
+}
+
+/// Whether there are terminals for payloads.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Terminals {
+    /// Those that may be seen are not the cell's.
+    None,
+    /// A cell has an instance of the kernel's file system for them to itself.
+    Own,
 }
 
 /// Where the payload's filter comes from.
@@ -272,6 +282,8 @@ pub enum Access {
     ReadWrite,
     /// Open a device for reading and writing.
     Device,
+    /// Likewise, and use it as the terminal that it is.
+    Terminal,
 }
 
 /// Whether a missing path is an error or simply nothing to open up.

@@ -4,6 +4,7 @@ use alloc::format;
 use alloc::string::String;
 use alloc::vec::Vec;
 
+use crate::guest::Terminals;
 use crate::launch::{Attached, Platform};
 
 /// Where `runsc` finds its bundle and keeps its state: a small file system of the cell's own, which its payload never sees.
@@ -15,14 +16,25 @@ pub const SPECIFICATION_FILE: &str = "/run/config.json";
 /// writable places are binds of its scratch file system; no network, no host devices, no sysfs. `/dev` is gVisor's own and root's;
 /// read-only, nobody could write to a device in it. The guest is root of this kernel with what it needs to become the payload and
 /// to hand files over to it, and nothing else once it has begun: what it needs to hide itself it gives up then.
-pub const SPECIFICATION: &str = r#"{
+pub fn specification(terminals: Terminals) -> String {
+    let arguments = match terminals {
+        Terminals::None => "\"casemate-guest\"".into(),
+        Terminals::Own => format!("\"casemate-guest\", \"{KEEP_TERMINALS}\""),
+    };
+    SPECIFICATION.replace("ARGUMENTS", &arguments)
+}
+
+/// What the guest is told on its command line if the terminals that gVisor's kernel has are to stay.
+pub const KEEP_TERMINALS: &str = "keep-terminals";
+
+const SPECIFICATION: &str = r#"{
   "ociVersion": "1.0.2",
   "hostname": "cell",
   "root": {"path": "/", "readonly": true},
   "process": {
     "terminal": false,
     "user": {"uid": 0, "gid": 0},
-    "args": ["casemate-guest"],
+    "args": [ARGUMENTS],
     "env": [],
     "cwd": "/",
     "noNewPrivileges": true,

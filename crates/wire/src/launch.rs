@@ -10,7 +10,7 @@ use core::fmt;
 use serde::{Deserialize, Serialize};
 
 use crate::Malformed;
-use crate::guest::Ptrace;
+use crate::guest::{Ptrace, Terminals};
 
 /// Largest answer. A posture lists the mounts of a cell.
 pub const MAX_ANSWER: usize = 64 * 1024;
@@ -64,6 +64,8 @@ pub enum Op {
     /// Let the first payload of a cell go, once it waits and looks as it must from outside. Not answered: the answer to the
     /// launch tells.
     Proceed { cell: CellId },
+    /// Look at a later payload, which the guest holds and says has this number in the cell.
+    Look { cell: CellId, number: u32 },
     /// Read counters.
     Measure { cell: CellId },
     /// Read the counters for the last time and kill the cell. [`Answer::Gone`] follows when nothing is left.
@@ -162,7 +164,14 @@ pub const MAX_DESCRIPTORS: usize = 6;
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Wall {
-    Container { image: Image, disk_bytes: u64, inodes: u64, ptrace: Ptrace, kernel: Kernel },
+    Container {
+        image: Image,
+        disk_bytes: u64,
+        inodes: u64,
+        ptrace: Ptrace,
+        kernel: Kernel,
+        terminals: Terminals,
+    },
     Process,
 }
 
@@ -232,6 +241,10 @@ pub enum Answer {
         id: u32,
         steps: Vec<(String, u32)>,
         posture: Posture,
+    },
+    Looked {
+        id: u32,
+        sight: Sight,
     },
     Measured {
         id: u32,
@@ -329,6 +342,17 @@ pub struct Posture {
     /// Cgroup files with the values found in them.
     pub cgroup: Vec<(String, String)>,
     pub oom_score_adj: i32,
+}
+
+/// What can be seen of a payload that is held by a guest.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Sight {
+    /// As it must be.
+    Good(Posture),
+    /// The guest has no child of that number, or none any more.
+    Nobody,
+    /// It is a process of another kernel.
+    Hidden,
 }
 
 /// The soft limits of the resources that matter, out of `/proc/PID/limits`.

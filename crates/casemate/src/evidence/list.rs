@@ -1,4 +1,5 @@
-//! `evidence ls`: one line per execution, or per worker that executions share, from its one or two records.
+//! `evidence ls`: one line per execution, per worker that executions share, or per thing that was noted of a session, from its
+//! one or two records.
 
 use std::collections::HashMap;
 use std::io::Write;
@@ -56,14 +57,16 @@ impl Summary {
     fn begin(record: &Record) -> Summary {
         let body = &record.entry.body;
         let of_worker = body["worker"].is_object();
-        let (decided, tenant) = match of_worker {
-            true => (&body["worker"]["stack"], &body["worker"]["tenant"]),
-            false => (&body["decision"]["stack"], &body["request"]["tenant"]),
+        let (decided, tenant) = match record.entry.event {
+            _ if of_worker => (&body["worker"]["stack"], &body["worker"]["tenant"]),
+            Event::Noted => (&Value::Null, &body["tenant"]),
+            _ => (&body["decision"]["stack"], &body["request"]["tenant"]),
         };
         let walls = decided.as_array().into_iter().flatten().filter_map(Value::as_str);
         let status = match record.entry.event {
             Event::Opened if of_worker => json!({"kind": WORKER}),
             Event::Opened => json!({"kind": "open"}),
+            Event::Noted => noted(body),
             _ => body["status"].clone(),
         };
         Summary {
@@ -111,10 +114,19 @@ impl Summary {
     }
 }
 
-/// `exited 0`, `killed memory`, `refused`.
+/// What happened in a session, in place of the status of an execution.
+fn noted(body: &Value) -> Value {
+    let (kind, note) = match &body["files"] {
+        Value::Null => (&json!("code"), &body["code"]),
+        files => (&files["operation"], files),
+    };
+    json!({"kind": kind, "result": note["result"], "session": body["session"]})
+}
+
+/// `exited 0`, `killed memory`, `refused`, `put ok`.
 fn status_words(status: &Value) -> String {
     let kind = status["kind"].as_str().unwrap_or_default();
-    let detail = ["code", "signal", "cause"].iter().find_map(|key| match &status[key] {
+    let detail = ["code", "signal", "cause", "result"].iter().find_map(|key| match &status[key] {
         Value::Null => None,
         Value::String(word) => Some(word.clone()),
         other => Some(other.to_string()),

@@ -57,6 +57,33 @@ fn one_line_per_execution_in_the_order_of_their_beginning() {
 }
 
 #[test]
+fn what_is_noted_of_a_session_has_a_line_of_its_own() {
+    let home = tempfile::tempdir().unwrap();
+    let store = Store::open(home.path(), Durability::OnExit).unwrap();
+    let files = json!({"files": {"operation": "put", "path": "/work/x", "result": "ok"}, "session": "s", "tenant": "acme"});
+    let code = json!({"code": {"process": "p", "result": "error"}, "session": "s", "tenant": "acme"});
+    for (id, body) in [("f", files), ("c", code)] {
+        let subjects = [Subject { name: "request".to_owned(), sha256: [0; 32] }];
+        store.append(Event::Noted, id, "run-1", &subjects, &Body::new(&body).unwrap()).unwrap();
+    }
+    drop(store);
+    let reader = Reader::open(home.path()).unwrap();
+    let (_, text) = said(|out| list::list(&reader, false, out));
+    let rows: Vec<Vec<&str>> = text
+        .lines()
+        .skip(1)
+        .map(|line| {
+            line.split_whitespace().enumerate().filter(|(n, _)| *n != 1).map(|(_, word)| word).collect()
+        })
+        .collect();
+    assert_eq!(rows, [["f", "acme", "-", "put", "ok"], ["c", "acme", "-", "code", "error"]]);
+    let (_, text) = said(|out| verify(&reader, Some("c"), unpinned(), false, out));
+    assert!(text.contains("2 records, 0 executions, 0 still open"), "{text}");
+    let (_, shown) = said(|out| show(&reader, "f", false, out));
+    assert_eq!(serde_json::from_str::<Value>(&shown).unwrap()[0]["body"]["session"], "s");
+}
+
+#[test]
 fn the_records_of_one_execution_are_shown_with_their_seals_and_their_lines_are_exact() {
     let (home, reader) = chain();
     let (_, text) = said(|out| show(&reader, "a", false, out));

@@ -16,7 +16,7 @@ pub const PREDICATE_TYPE: &str = "https://casemate.dev/evidence/v1";
 /// Longest execution or run id.
 const MAX_ID: usize = 128;
 
-/// The moments of an execution that leave a record.
+/// The moments of an execution that leave a record, and what happens within a session.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Event {
     /// Written before launch.
@@ -27,6 +27,8 @@ pub enum Event {
     Refused,
     /// Closed by a later process, because the one that opened it is gone.
     Interrupted,
+    /// Something small in a session that was over when it was recorded: it has this record, and an id of its own.
+    Noted,
 }
 
 /// When records are sealed and reach the disk. Each record says under which promise it was written.
@@ -134,7 +136,7 @@ pub(super) fn check_entry(id: &str, run: &str, subjects: usize) -> Result<(), En
 }
 
 impl Event {
-    const ALL: [Event; 4] = [Event::Opened, Event::Closed, Event::Refused, Event::Interrupted];
+    const ALL: [Event; 5] = [Event::Opened, Event::Closed, Event::Refused, Event::Interrupted, Event::Noted];
 
     pub fn name(self) -> &'static str {
         match self {
@@ -142,6 +144,7 @@ impl Event {
             Event::Closed => "closed",
             Event::Refused => "refused",
             Event::Interrupted => "interrupted",
+            Event::Noted => "noted",
         }
     }
 

@@ -61,8 +61,13 @@ pub struct Verifier {
 
 #[derive(Debug)]
 enum State {
-    Open { run: String, seq: u64 },
+    Open {
+        run: String,
+        seq: u64,
+    },
     Ended,
+    /// No execution: something within one.
+    Noted,
 }
 
 impl Verifier {
@@ -126,10 +131,11 @@ impl Verifier {
         if let Some(pin) = self.pin.filter(|pin| pin.seq > self.head.seq) {
             return Err(ChainError::Cut { pinned: pin.seq, end: self.head.seq });
         }
-        let executions = self.executions.len() as u64;
+        let is_execution = |state: &&State| !matches!(state, State::Noted);
+        let executions = self.executions.values().filter(is_execution).count() as u64;
         let still_open = |(id, state)| match state {
             State::Open { seq, .. } => Some((seq, id)),
-            State::Ended => None,
+            State::Ended | State::Noted => None,
         };
         let mut open: Vec<(u64, String)> = self.executions.into_iter().filter_map(still_open).collect();
         open.sort_unstable();
@@ -194,8 +200,13 @@ impl Verifier {
         let next = match (event, self.executions.get(id)) {
             (Event::Opened, None) => State::Open { run: run.clone(), seq },
             (Event::Refused, None) => State::Ended,
-            (Event::Opened | Event::Refused, Some(_)) => return Err(Fault::NotFresh { event }),
-            (Event::Closed | Event::Interrupted, None) => return Err(Fault::NeverOpened { event }),
+            (Event::Noted, None) => State::Noted,
+            (Event::Opened | Event::Refused | Event::Noted, Some(_)) => {
+                return Err(Fault::NotFresh { event });
+            }
+            (Event::Closed | Event::Interrupted, None | Some(State::Noted)) => {
+                return Err(Fault::NeverOpened { event });
+            }
             (Event::Closed | Event::Interrupted, Some(State::Ended)) => {
                 return Err(Fault::AlreadyEnded { event });
             }

@@ -114,6 +114,34 @@ pub(super) struct Identified<'a> {
     pub(super) sha256: &'a str,
 }
 
+/// What somebody outside wanted of a session's files.
+#[derive(Serialize)]
+pub(super) struct AskedOfFiles<'a> {
+    pub(super) operation: &'a str,
+    pub(super) path: Cow<'a, str>,
+    pub(super) to: Option<Cow<'a, str>>,
+}
+
+#[derive(Serialize)]
+pub(super) struct DoneToFiles<'a> {
+    pub(super) bytes: Option<u64>,
+    pub(super) operation: &'a str,
+    pub(super) path: Cow<'a, str>,
+    pub(super) result: &'a str,
+    pub(super) sha256: Option<String>,
+    pub(super) to: Option<Cow<'a, str>>,
+}
+
+/// Code that an interpreter was given.
+#[derive(Serialize)]
+pub(super) struct GivenCode<'a> {
+    pub(super) bytes: u64,
+    pub(super) language: Cow<'a, str>,
+    pub(super) process: &'a str,
+    pub(super) result: Cow<'a, str>,
+    pub(super) sha256: String,
+}
+
 #[derive(Serialize)]
 pub(super) struct Truncated {
     pub(super) stderr: bool,

@@ -271,7 +271,7 @@ impl Scan {
                 self.open.insert(id.clone(), OpenRecord { id, run, opened, subjects, body });
             }
             Event::Closed | Event::Interrupted => drop(self.open.remove(&entry.id)),
-            Event::Refused => {}
+            Event::Refused | Event::Noted => {}
         }
     }
 }

@@ -40,7 +40,7 @@ impl Store {
         Ok(Store { reader: Reader::new(paths), writer, syncer })
     }
 
-    /// Appends one record. `opened` and `refused` are for a fresh id, `closed` and `interrupted` for an open one. An
+    /// Appends one record. `opened`, `refused` and `noted` are for a fresh id, `closed` and `interrupted` for an open one. An
     /// `opened` that succeeds has room set aside for its closing record of up to [`MAX_LINE`] bytes, and for the seals.
     ///
     /// [`MAX_LINE`]: casemate_core::evidence::MAX_LINE

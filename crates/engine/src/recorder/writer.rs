@@ -131,7 +131,7 @@ impl Turn<'_> {
         match event {
             Event::Opened => drop(open.insert(id.to_owned(), run.to_owned())),
             Event::Closed | Event::Interrupted => drop(open.remove(id)),
-            Event::Refused => {}
+            Event::Refused | Event::Noted => {}
         }
         Ok(head)
     }
@@ -149,10 +149,10 @@ impl Turn<'_> {
         let State { chain, open } = &*self.state;
         let owner = open.get(id);
         match event {
-            Event::Opened | Event::Refused if owner.is_some() => {
+            Event::Opened | Event::Refused | Event::Noted if owner.is_some() => {
                 Err(StoreError::AlreadyOpen { id: id.to_owned() })
             }
-            Event::Opened | Event::Refused => Ok(()),
+            Event::Opened | Event::Refused | Event::Noted => Ok(()),
             Event::Closed | Event::Interrupted if owner.is_some_and(|owner| owner == run) => Ok(()),
             // Opened by someone else, if at all: only the chain knows.
             Event::Closed | Event::Interrupted => {
@@ -176,7 +176,7 @@ fn reserve(
 ) -> Result<(), StoreError> {
     let closings = match event {
         Event::Opened => open + 1,
-        Event::Refused => open.max(1),
+        Event::Refused | Event::Noted => open.max(1),
         Event::Closed | Event::Interrupted => return Ok(()),
     };
     let unsealed = chain.end().unsealed() + 1;

@@ -1,6 +1,6 @@
 //! The task that owns a session's cell. Everything that comes from the guest is hostile until checked.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -11,15 +11,17 @@ use casemate_core::request::{Request, Stdin};
 use casemate_wire::PROTOCOL_VERSION;
 use casemate_wire::frame::{Body, MAX_PAYLOAD, ReceiveWindow, SendWindow};
 use casemate_wire::guest::{
-    Discarded, Entry, FileInfo, FileRequest, Id, ProcessUsage, TerminalSize, ToGuest, ToHost, WaitStatus,
+    Config, Discarded, Entry, FileInfo, FileRequest, Id, ProcessUsage, TerminalSize, Terminals, ToGuest,
+    ToHost, WaitStatus,
 };
 use sha2::{Digest, Sha256};
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::{sleep_until, timeout};
 
 use super::flow::{Credit, Source};
-use super::{Changed, FileError, Piece, Process, ProcessControl, SessionExec};
-use crate::evidence;
+use super::notes::{Moved, Transfer};
+use super::{Changed, FileError, NoteError, Piece, Process, ProcessControl, SessionExec};
+use crate::evidence::{self, Note};
 use crate::execute::{Executed, not_recorded};
 use crate::guest::{ChannelError, Event};
 use crate::io::{Chunk, Stream};
@@ -43,6 +45,20 @@ const MAX_EXECS: usize = 64;
 const MAX_OTHERS: usize = 64;
 /// What a list may have.
 const MAX_FOUND: usize = 100_000;
+
+/// Why the record of a transfer does not say `ok`, if not for something that the cell's kernel said.
+const GIVEN_UP: &str = "whoever asked for it has gone";
+const ENDED: &str = "the session has ended";
+
+/// A piece of code that an interpreter was given.
+#[derive(Debug)]
+pub(crate) struct Code {
+    pub(super) process: String,
+    pub(super) language: String,
+    pub(super) sha256: [u8; 32],
+    pub(super) bytes: u64,
+    pub(super) result: String,
+}
 
 #[derive(Debug)]
 pub(crate) enum Command {
@@ -102,6 +118,10 @@ pub(crate) enum Command {
         changes: mpsc::Sender<Changed>,
         done: Done<()>,
     },
+    NoteCode {
+        code: Box<Code>,
+        done: oneshot::Sender<Result<String, NoteError>>,
+    },
     Pause {
         number: Id,
         done: Done<()>,
@@ -138,6 +158,8 @@ pub(crate) struct Actor {
     gets: BTreeMap<Id, Getting>,
     questions: BTreeMap<Id, Question>,
     watches: BTreeMap<Id, Watching>,
+    /// The records of all programs that were started.
+    programs: HashSet<String>,
     /// The first program has passed the gate; this is what it looked like there.
     gate: Option<Begun>,
     paused: Option<Instant>,
@@ -185,15 +207,18 @@ struct Feed {
     ended: bool,
     /// The guest knows that it has.
     told: bool,
-    any: bool,
+    sent: u64,
 }
 
 struct Putting {
+    transfer: Transfer,
     feed: Feed,
     done: Done<()>,
 }
 
 struct Getting {
+    transfer: Transfer,
+    moved: Moved,
     pieces: Option<Source<Piece>>,
     window: ReceiveWindow,
     outstanding: usize,
@@ -202,6 +227,7 @@ struct Getting {
 }
 
 struct Question {
+    transfer: Option<Transfer>,
     found: Vec<(String, FileInfo)>,
     done: Answer,
 }
@@ -232,6 +258,7 @@ impl Actor {
             gets: BTreeMap::new(),
             questions: BTreeMap::new(),
             watches: BTreeMap::new(),
+            programs: HashSet::new(),
             gate: None,
             paused: None,
             asked: false,
@@ -305,7 +332,7 @@ impl Actor {
                 self.pace = (self.pace * 2).min(steady);
                 *look = tokio::time::Instant::now() + self.pace;
             }
-            event = self.cell.channel.next() => self.handle(event?)?,
+            event = self.cell.channel.next() => self.handle(event?).await?,
             command = inbox.recv() => match command {
                 Some(Command::End { cause }) => return Ok(Some(cause)),
                 Some(command) => {
@@ -389,10 +416,11 @@ impl Actor {
                     let _ = done.send(Err(FileError::Kernel(libc::EAGAIN)));
                     return Ok(());
                 }
+                let transfer = Transfer::put(&path);
                 let path = self.cell.places.resolve(&path);
                 self.cell.channel.ask(&ToGuest::Put { id: number, path, entry });
                 let feed = Feed { stream: number, ..Feed::default() };
-                self.puts.insert(number, Putting { feed, done });
+                self.puts.insert(number, Putting { transfer, feed, done });
             }
             Command::Get { number, path, max_bytes, max_entries, pieces } => {
                 if self.is_crowded() {
@@ -400,23 +428,27 @@ impl Actor {
                     let _ = pieces.send((failed, Credit { stream: number, bytes: 0 }));
                     return Ok(());
                 }
+                let (transfer, moved) = (Transfer::get(&path), Moved::default());
                 let path = self.cell.places.resolve(&path);
                 self.cell.channel.ask(&ToGuest::Get { id: number, path, max_bytes, max_entries });
                 let (window, pieces) = (ReceiveWindow::default(), Some(pieces));
-                self.gets.insert(number, Getting { pieces, window, outstanding: 0, left: 0 });
+                self.gets
+                    .insert(number, Getting { transfer, moved, pieces, window, outstanding: 0, left: 0 });
             }
             Command::Files { number, request, done } => {
+                let transfer = Transfer::of(&request);
                 let request = self.in_place(request);
-                self.ask(number, ToGuest::Files { id: number, request }, Answer::Found(done));
+                self.ask(number, ToGuest::Files { id: number, request }, transfer, Answer::Found(done));
             }
             Command::Watch { number, path, recursive, changes, done } => {
                 let request = self.in_place(FileRequest::Watch { path, recursive });
                 self.watches.insert(number, Watching { changes, lost: false });
-                self.ask(number, ToGuest::Files { id: number, request }, Answer::Nothing(done));
+                self.ask(number, ToGuest::Files { id: number, request }, None, Answer::Nothing(done));
             }
+            Command::NoteCode { code, done } => self.note_code(&code, done)?,
             Command::Pause { number, done } => {
                 self.paused.get_or_insert_with(Instant::now);
-                self.ask(number, ToGuest::Pause { id: number }, Answer::Nothing(done));
+                self.ask(number, ToGuest::Pause { id: number }, None, Answer::Nothing(done));
             }
             Command::Resume { number, done } => {
                 if let Some(since) = self.paused.take() {
@@ -424,7 +456,7 @@ impl Actor {
                         exec.stood_still += since.max(exec.started).elapsed();
                     }
                 }
-                self.ask(number, ToGuest::Resume { id: number }, Answer::Nothing(done));
+                self.ask(number, ToGuest::Resume { id: number }, None, Answer::Nothing(done));
             }
             Command::End { .. } => {}
         }
@@ -435,12 +467,39 @@ impl Actor {
         self.puts.len() + self.gets.len() + self.questions.len() + self.watches.len() >= MAX_OTHERS
     }
 
-    fn ask(&mut self, number: Id, message: ToGuest, done: Answer) {
+    fn ask(&mut self, number: Id, message: ToGuest, transfer: Option<Transfer>, done: Answer) {
         if self.is_crowded() {
             return done.fail(FileError::Kernel(libc::EAGAIN));
         }
         self.cell.channel.ask(&message);
-        self.questions.insert(number, Question { found: Vec::new(), done });
+        self.questions.insert(number, Question { transfer, found: Vec::new(), done });
+    }
+
+    /// Nobody is told that something was done before that is recorded. What cannot be recorded ends the session.
+    fn note(
+        &self,
+        transfer: &Transfer,
+        moved: Option<Moved>,
+        result: Result<(), &str>,
+    ) -> Result<(), Trouble> {
+        transfer.record(&self.record, self.plan.tenant(), moved, result).map_err(not_recorded)
+    }
+
+    fn note_code(
+        &self,
+        code: &Code,
+        done: oneshot::Sender<Result<String, NoteError>>,
+    ) -> Result<(), Trouble> {
+        let Code { process, language, sha256, bytes, result } = code;
+        if !self.programs.contains(process) {
+            let _ = done.send(Err(NoteError::UnknownProcess));
+            return Ok(());
+        }
+        let (tenant, bytes, sha256) = (self.plan.tenant(), *bytes, *sha256);
+        let noted = self.record.note(&Note::Code { tenant, process, language, bytes, sha256, result });
+        let id = noted.map_err(not_recorded)?;
+        let _ = done.send(Ok(id));
+        Ok(())
     }
 
     /// The same, with the cell's own paths.
@@ -514,6 +573,7 @@ impl Actor {
             cut: false,
             ended,
         };
+        self.programs.insert(running.record.id().to_owned());
         self.execs.insert(number, running);
         if self.gate.is_none() {
             self.pass_the_gate(number).await?;
@@ -551,6 +611,14 @@ impl Actor {
         if self.paused.is_some() {
             return Err(refused(Refusal::new("the session is paused", "resume it first")));
         }
+        if let (Some(_), Job::Program { config: Config { terminals: Terminals::None, .. }, .. }) =
+            (terminal, &self.cell.job)
+        {
+            return Err(refused(Refusal::new(
+                "there are no terminals in this cell",
+                "sessions on `container` and `gvisor` have some; elsewhere do without: what a program writes comes as it is",
+            )));
+        }
         let plan = Plan::within(&self.plan, request.clone()).map_err(refused)?;
         let request = Arc::new(request);
         let program = self.identify.program(&plan);
@@ -572,8 +640,26 @@ impl Actor {
         }
         self.gate = Some(begun);
         for event in early {
-            self.handle(event)?;
+            self.handle(event).await?;
         }
+        self.runs(number);
+        Ok(())
+    }
+
+    /// A later program is looked at, too, while the guest holds it.
+    async fn let_go(&mut self, number: Id, pid: u32) -> Result<(), Trouble> {
+        let look = timeout(SETUP_LIMIT, self.cell.control.look(pid)).await;
+        let look = look.map_err(|_| Trouble::Failed("a program cannot be looked at".into()))??;
+        let Some(observed) = evidence::observed_later(look, &self.cell.runtime) else {
+            // It was killed meanwhile, which the guest is about to tell. Nobody runs in its place.
+            self.cell.channel.ask(&ToGuest::Signal { exec: number, signal: libc::SIGKILL as u8 });
+            return Ok(());
+        };
+        if let Some(exec) = self.execs.get_mut(&number) {
+            exec.ran.observed = Some(observed);
+            exec.ran.timings.mark("launch");
+        }
+        self.cell.channel.ask(&ToGuest::Proceed { exec: number });
         self.runs(number);
         Ok(())
     }
@@ -616,7 +702,7 @@ impl Actor {
             let now = &rest[..rest.len().min(room)];
             if !now.is_empty() {
                 feed.digest.update(now);
-                feed.any = true;
+                feed.sent += now.len() as u64;
                 feed.window.spend(now.len());
                 cell.channel.send(feed.stream, Body::Data(now));
                 *at += now.len();
@@ -684,11 +770,11 @@ impl Actor {
     fn unwatch(&mut self, watch: Id) {
         self.watches.remove(&watch);
         let request = FileRequest::Unwatch { watch };
-        self.questions.insert(watch, Question { found: Vec::new(), done: Answer::Nobody });
+        self.questions.insert(watch, Question { transfer: None, found: Vec::new(), done: Answer::Nobody });
         self.cell.channel.ask(&ToGuest::Files { id: watch, request });
     }
 
-    fn handle(&mut self, event: Event) -> Result<(), Trouble> {
+    async fn handle(&mut self, event: Event) -> Result<(), Trouble> {
         match event {
             Event::Closed => Err(Trouble::Failed("the cell ended unexpectedly".into())),
             Event::Data { stream, bytes } => self.receive(stream, bytes),
@@ -701,6 +787,11 @@ impl Actor {
             }
             // The end of a stream is told by what ends it.
             Event::End { .. } => Ok(()),
+            Event::Message(ToHost::Held { exec, pid })
+                if self.gate.is_some() && self.execs.contains_key(&exec) =>
+            {
+                self.let_go(exec, pid).await
+            }
             Event::Message(message) => self.hear(message),
         }
     }
@@ -712,6 +803,7 @@ impl Actor {
             let short = ChannelError::Order("a file longer than announced");
             get.left = get.left.checked_sub(length as u64).ok_or(short)?;
             get.outstanding += length;
+            get.moved.bytes(&bytes);
             let credit = Credit { stream, bytes: length };
             let taken = get.pieces.as_ref().is_some_and(|to| to.send((Piece::Data(bytes), credit)).is_ok());
             if !taken {
@@ -754,11 +846,6 @@ impl Actor {
                     process.control.pid = pid;
                 }
             }
-            // Confined like the first one, by the same code.
-            ToHost::Held { exec, .. } if self.gate.is_some() && self.execs.contains_key(&exec) => {
-                self.cell.channel.ask(&ToGuest::Proceed { exec });
-                self.runs(exec);
-            }
             ToHost::OutputCut { exec } => {
                 if let Some(exec) = self.execs.get_mut(&exec) {
                     exec.cut = true;
@@ -778,14 +865,19 @@ impl Actor {
             }
             ToHost::PutDone { id } => {
                 let put = self.puts.remove(&id).ok_or(ChannelError::Order("a file that nobody sent"))?;
-                let _ = put.done.send(Ok(()));
+                let (moved, transfer, done) = put.end();
+                self.note(&transfer, Some(moved), Ok(()))?;
+                let _ = done.send(Ok(()));
             }
             ToHost::GetEntry { id, path, entry } => {
                 let get =
                     self.gets.get_mut(&id).ok_or(ChannelError::Order("a file that nobody asked for"))?;
                 crate::transfer::check_relative(&path)?;
                 get.left = match entry {
-                    Entry::File { size, .. } => size,
+                    Entry::File { size, .. } => {
+                        get.moved.file(get.transfer.name_of(&path));
+                        size
+                    }
                     Entry::Directory { .. } => 0,
                 };
                 get.tell(id, Piece::Entry { path, entry });
@@ -795,15 +887,27 @@ impl Actor {
                     get.tell(id, Piece::Skipped { path, why });
                 }
             }
-            ToHost::GetDone { id } => drop(self.gets.remove(&id)),
+            ToHost::GetDone { id } => {
+                let get = self.gets.remove(&id).ok_or(ChannelError::Order("an end that nobody waits for"))?;
+                let result = if get.pieces.is_some() { Ok(()) } else { Err(GIVEN_UP) };
+                // Before whoever asked sees the end.
+                self.note(&get.transfer, Some(get.moved), result)?;
+            }
             ToHost::TransferFailed { id, errno, .. } => {
                 let error = FileError::Kernel(errno);
+                let why = error.to_string();
                 if let Some(put) = self.puts.remove(&id) {
-                    let _ = put.done.send(Err(error));
+                    let (moved, transfer, done) = put.end();
+                    self.note(&transfer, Some(moved), Err(&why))?;
+                    let _ = done.send(Err(error));
                 } else if let Some(mut get) = self.gets.remove(&id) {
+                    self.note(&get.transfer, Some(std::mem::take(&mut get.moved)), Err(&why))?;
                     get.tell(id, Piece::Failed(error));
                 } else if let Some(question) = self.questions.remove(&id) {
                     self.watches.remove(&id);
+                    if let Some(transfer) = &question.transfer {
+                        self.note(transfer, None, Err(&why))?;
+                    }
                     question.done.fail(error);
                 }
             }
@@ -819,6 +923,9 @@ impl Actor {
             ToHost::FilesDone { id } => {
                 let question =
                     self.questions.remove(&id).ok_or(ChannelError::Order("an answer to no question"))?;
+                if let Some(transfer) = &question.transfer {
+                    self.note(transfer, None, Ok(()))?;
+                }
                 match question.done {
                     Answer::Found(done) => drop(done.send(Ok(question.found))),
                     Answer::Nothing(done) => drop(done.send(Ok(()))),
@@ -871,6 +978,22 @@ impl Actor {
         exec.close(status);
     }
 
+    /// What was going on when the session ended. If that cannot be recorded, nor can the end.
+    fn note_unfinished(&mut self) {
+        for put in std::mem::take(&mut self.puts).into_values() {
+            let (moved, transfer, _) = put.end();
+            let _ = self.note(&transfer, Some(moved), Err(ENDED));
+        }
+        for get in std::mem::take(&mut self.gets).into_values() {
+            let _ = self.note(&get.transfer, Some(get.moved), Err(ENDED));
+        }
+        for question in std::mem::take(&mut self.questions).into_values() {
+            if let Some(transfer) = &question.transfer {
+                let _ = self.note(transfer, None, Err(ENDED));
+            }
+        }
+    }
+
     /// Kills the cell, and closes every record that is still open.
     async fn close(mut self, ended: Result<Cause, Trouble>, request: &Request) -> Executed {
         let mut ran = Ran::default();
@@ -905,7 +1028,15 @@ impl Actor {
             };
             exec.close(cause);
         }
+        self.note_unfinished();
         self.record.close(Some(request), status, ran)
+    }
+}
+
+impl Putting {
+    fn end(self) -> (Moved, Transfer, Done<()>) {
+        let Putting { transfer, feed, done } = self;
+        (Moved::whole(&transfer.name_of(""), feed.sent, feed.digest), transfer, done)
     }
 }
 
@@ -920,7 +1051,7 @@ impl Running {
     /// Closes the record, and tells whoever waits.
     fn close(self, status: Status) {
         let Running { record, request, mut ran, waiting, input, outputs, ended, .. } = self;
-        if let Some(feed) = input.filter(|feed| feed.any) {
+        if let Some(feed) = input.filter(|feed| feed.sent > 0) {
             ran.digests.add("stdin", feed.digest);
         }
         for (output, name) in outputs.into_iter().zip(["stdout", "stderr"]) {

@@ -10,7 +10,7 @@ use casemate_core::limits::LimitKind;
 use casemate_core::plan::Plan;
 use casemate_core::request::ImageRef;
 use casemate_wire::PROTOCOL_VERSION;
-use casemate_wire::guest::{Access, Config, Filter, Ids, Landlock, Network, Presence};
+use casemate_wire::guest::{Access, Config, Filter, Ids, Landlock, Network, Presence, Terminals};
 use casemate_wire::launch::{self, Image, Kernel, Platform};
 use serde_json::Value;
 
@@ -82,6 +82,7 @@ impl Container {
         let Content { kind, image, program, sentry } = content;
         let launcher = self.keeper.launcher().await?;
         let block = self.home.id_block().map_err(|e| WallError::Failed(format!("cannot assign ids: {e}")))?;
+        let terminals = native::terminals(plan);
         let bound = |kind| plan.limits().get(kind).map_or(0, |bound| bound.value);
         let wall = launch::Wall::Container {
             image: kind,
@@ -89,6 +90,7 @@ impl Container {
             inodes: bound(LimitKind::Inodes),
             ptrace: native::ptrace(plan),
             kernel: sentry.map_or(Kernel::Host, |sentry| Kernel::Gvisor(sentry.platform)),
+            terminals,
         };
         let cgroups = &launcher.hello().cgroups;
         let spec = native::spec(plan, wall, cgroups, block.as_ref().map(|block| block.block), program);
@@ -117,7 +119,8 @@ impl Container {
             ptrace: native::ptrace(plan),
             filter: if sentry.is_some() { Filter::Own } else { Filter::Inherited },
             rlimits: native::rlimits(plan, processes, Some(file_size)),
-            landlock: if sentry.is_some() { Landlock::NotThere } else { landlock() },
+            landlock: if sentry.is_some() { Landlock::NotThere } else { landlock(terminals) },
+            terminals,
             file_roots: vec!["/work".into(), "/tmp".into()],
         };
         let places = Places { work: "/work".into(), tmp: "/tmp".into() };
@@ -129,10 +132,13 @@ impl Container {
 }
 
 /// Nothing is written outside of the three places, and no device is used but those in `/dev`.
-pub(super) fn landlock() -> Landlock {
+pub(super) fn landlock(terminals: Terminals) -> Landlock {
     let mut rules = vec![rule("/", Access::ReadExecute, Presence::Required)];
     rules.extend(WRITABLE.iter().map(|path| rule(*path, Access::ReadWrite, Presence::Required)));
     // A cell's /dev has nothing but harmless devices in it.
     rules.push(rule("/dev", Access::Device, Presence::Required));
+    if terminals == Terminals::Own {
+        rules.extend(["/dev/pts", "/dev/tty"].map(|path| rule(path, Access::Terminal, Presence::Required)));
+    }
     Landlock::Rules(rules)
 }

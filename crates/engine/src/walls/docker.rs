@@ -19,7 +19,7 @@ use casemate_core::plan::Plan;
 use casemate_core::policy::DockerRuntime;
 use casemate_core::request::ImageRef;
 use casemate_wire::PROTOCOL_VERSION;
-use casemate_wire::guest::{Config, Filter, Ids, Landlock, Network};
+use casemate_wire::guest::{Config, Filter, Ids, Landlock, Network, Terminals};
 use casemate_wire::launch::RunId;
 use serde_json::json;
 use sha2::{Digest, Sha256};
@@ -250,7 +250,9 @@ impl Docker {
             ptrace: native::ptrace(plan),
             filter: Filter::Own,
             rlimits: native::rlimits(plan, processes, Some(bound(LimitKind::Disk) + FILE_SIZE_SLACK)),
-            landlock: if gvisor { Landlock::NotThere } else { container::landlock() },
+            landlock: if gvisor { Landlock::NotThere } else { container::landlock(Terminals::None) },
+            // The engine mounts none beneath a /dev that is not its own.
+            terminals: Terminals::None,
             file_roots: vec!["/work".into(), "/tmp".into()],
         }
     }

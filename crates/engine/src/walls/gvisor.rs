@@ -13,7 +13,8 @@ use casemate_core::outcome::{Refusal, Status};
 use casemate_core::plan::Plan;
 use casemate_core::request::{Request, RequestDraft, Workload};
 use casemate_core::stack::{Stack, Wall as WallName};
-use casemate_wire::gvisor::SPECIFICATION;
+use casemate_wire::guest::Terminals;
+use casemate_wire::gvisor::specification;
 use casemate_wire::launch::{Image, Platform};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
@@ -25,6 +26,7 @@ use crate::io::Io;
 use crate::run::{self, Ran, Trouble};
 use crate::wall::{Attachment, Cell, Later, Wall, WallError};
 use crate::walls::container::{Container, Content, Sentry, image_kind};
+use crate::walls::native;
 
 mod runsc;
 
@@ -148,7 +150,7 @@ impl Gvisor {
         };
         let sentry = Some(Sentry { platform: *platform, runsc: runsc.as_fd(), guest: self.guest()? });
         let mut cell = self.container.build(plan, Content { kind, image, program, sentry }).await?;
-        cell.runtime = describe(known, *platform);
+        cell.runtime = describe(known, *platform, native::terminals(plan));
         Ok(cell)
     }
 
@@ -176,12 +178,12 @@ impl Wall for Gvisor {
 }
 
 /// What the record says about the kernel in the cell.
-fn describe(known: &Known, platform: Platform) -> Value {
+fn describe(known: &Known, platform: Platform, terminals: Terminals) -> Value {
     json!({
         "runsc": known.version,
         "sha256": known.sha256,
         "platform": platform.as_str(),
-        "specification_sha256": hex(&Sha256::digest(SPECIFICATION.as_bytes())),
+        "specification_sha256": hex(&Sha256::digest(specification(terminals).as_bytes())),
     })
 }
 

@@ -6,13 +6,13 @@ use std::os::unix::net::UnixStream;
 
 use casemate_core::limits::LimitKind;
 use casemate_core::plan::Plan;
-use casemate_core::request::Need;
-use casemate_wire::guest::{Access, LandlockRule, Presence, Ptrace, Rlimits};
-use casemate_wire::launch::{CellSpec, Cgroups, Counters, Wall};
+use casemate_core::request::{Need, Workload};
+use casemate_wire::guest::{Access, LandlockRule, Presence, Ptrace, Rlimits, Terminals};
+use casemate_wire::launch::{CellSpec, Cgroups, Counters, Sight, Wall};
 
 use crate::guest::GuestChannel;
 use crate::launcher::{Kept, Launcher, LauncherError, Launching};
-use crate::wall::{Attachment, Begun, Control, Later, WallError};
+use crate::wall::{Attachment, Begun, Control, Later, Look, WallError};
 
 /// Asks `launcher` for a cell and opens the channel to its guest.
 pub(super) fn launch(
@@ -68,6 +68,11 @@ pub(super) fn ptrace(plan: &Plan) -> Ptrace {
     if plan.needs().contains(&Need::Ptrace) { Ptrace::Allowed } else { Ptrace::Denied }
 }
 
+/// Only a session can ask for one, and what others do not need does not slow them down.
+pub(super) fn terminals(plan: &Plan) -> Terminals {
+    if *plan.workload() == Workload::Session { Terminals::Own } else { Terminals::None }
+}
+
 pub(super) fn rule(path: impl Into<String>, access: Access, presence: Presence) -> LandlockRule {
     LandlockRule { path: path.into(), access, presence }
 }
@@ -79,6 +84,15 @@ pub(super) const DEVICES: [&str; 6] =
 impl Control for Launching {
     fn proceed(&mut self) -> Later<'_, Result<Begun, WallError>> {
         Box::pin(async { Ok(Launching::proceed(self).await?) })
+    }
+    fn look(&mut self, number: u32) -> Later<'_, Result<Look, WallError>> {
+        Box::pin(async move {
+            Ok(match self.cell.look(number).await? {
+                Sight::Good(posture) => Look::Good { posture, unseen: Vec::new() },
+                Sight::Nobody => Look::Nobody,
+                Sight::Hidden => Look::Hidden,
+            })
+        })
     }
     fn measure(&mut self) -> Later<'_, Result<Counters, WallError>> {
         Box::pin(async { Ok(self.cell.measure().await?) })

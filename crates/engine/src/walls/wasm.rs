@@ -31,7 +31,7 @@ use crate::agents::{Agents, COMPILER_DIGEST, WORKER_DIGEST};
 use crate::guest::{Channel, GuestChannel};
 use crate::recorder::Store;
 use crate::run::{STDERR, STDIN, STDOUT, Trouble};
-use crate::wall::{Begun, Cell, Control, Gauges, Hold, Job, Later, Places, Wall, WallError};
+use crate::wall::{Begun, Cell, Control, Gauges, Hold, Job, Later, Look, Places, Wall, WallError};
 
 use cache::Cache;
 use compiler::{Compiler, Place, What};
@@ -424,6 +424,9 @@ impl Control for SharedControl {
     fn proceed(&mut self) -> Later<'_, Result<Begun, WallError>> {
         Box::pin(async { Err(WallError::Failed("the worker is gone".into())) })
     }
+    fn look(&mut self, _number: u32) -> Later<'_, Result<Look, WallError>> {
+        Box::pin(async { Ok(Look::Nobody) })
+    }
     fn measure(&mut self) -> Later<'_, Result<Counters, WallError>> {
         Box::pin(async { Ok(Counters::default()) })
     }
@@ -439,6 +442,9 @@ struct OwnControl(Box<dyn Control>);
 impl Control for OwnControl {
     fn proceed(&mut self) -> Later<'_, Result<Begun, WallError>> {
         Box::pin(async { Err(WallError::Failed("the worker is gone".into())) })
+    }
+    fn look(&mut self, number: u32) -> Later<'_, Result<Look, WallError>> {
+        self.0.look(number)
     }
     fn measure(&mut self) -> Later<'_, Result<Counters, WallError>> {
         self.0.measure()

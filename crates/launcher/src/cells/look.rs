@@ -1,7 +1,8 @@
 //! What the launcher sees of a cell from outside: the posture of what waits to run, and the counters of what does.
 
 use casemate_bare::io;
-use casemate_wire::launch::{CellId, Counters, Kernel, Posture};
+use casemate_wire::launch::{CellId, Counters, Kernel, Posture, Sight};
+use rustix::fd::OwnedFd;
 
 use super::{Cell, Cells, Failure};
 use crate::expected::Expected;
@@ -39,6 +40,34 @@ impl Cells {
             }
             (Kernel::Gvisor(_), _) => self.look_at_sandbox(cell),
         }?;
+        posture.cgroup = cell.limits.clone();
+        Ok(posture)
+    }
+
+    /// A later payload, which the guest holds. If it is not as it must be, the cell is done for.
+    pub(crate) fn look_at_held(&mut self, id: CellId, number: u32) -> Result<Sight, Failure> {
+        let cell = self.get(id)?;
+        if cell.wall.kernel() != Kernel::Host {
+            return Ok(Sight::Hidden);
+        }
+        let found = inspect::child_numbered(cell.pid, number);
+        let Some(process) = found.map_err(Failure::at("find payload"))? else { return Ok(Sight::Nobody) };
+        match self.look_at_child(cell, &process) {
+            Ok(posture) => Ok(Sight::Good(posture)),
+            // It may be killed while it waits.
+            Err(_) if inspect::has_ended(&process) => Ok(Sight::Nobody),
+            Err(failure) => {
+                self.doom(id);
+                Err(failure)
+            }
+        }
+    }
+
+    fn look_at_child(&self, cell: &Cell, process: &OwnedFd) -> Result<Posture, Failure> {
+        let process = rustix::io::fcntl_dupfd_cloexec(process, 0).map_err(io::Error::from);
+        let surroundings = process.and_then(|process| Surroundings::of(process, &self.host));
+        let surroundings = surroundings.map_err(Failure::at("find payload"))?;
+        let mut posture = self.check_posture(cell, surroundings, Expected::of(&cell.wall, self.root))?;
         posture.cgroup = cell.limits.clone();
         Ok(posture)
     }

@@ -8,6 +8,7 @@ mod limits;
 mod program;
 mod sessions;
 mod streams;
+mod terminals;
 mod walls;
 
 use std::io::Write;
@@ -78,7 +79,11 @@ on_every_stack! {
         a_program_that_does_not_start_leaves_the_session_alone, programs_of_a_session_run_side_by_side,
         time_runs_out_for_a_program_and_not_for_its_session, files_of_a_session_can_be_had_at_any_time,
         no_path_leads_out_of_a_sessions_directories, changes_are_told_to_whoever_watches, a_paused_session_stands_still,
-        a_session_ends_with_everything_in_it;
+        a_session_ends_with_everything_in_it, what_is_done_to_files_of_a_session_is_recorded,
+        code_for_an_interpreter_is_recorded;
+    terminals: a_program_on_a_terminal_finds_what_it_expects, keys_on_a_terminal_do_what_they_do,
+        a_shell_on_a_terminal_has_job_control, a_terminal_can_have_another_size, whoever_is_left_on_a_terminal_is_hung_up_on,
+        terminals_of_cells_are_apart, nobody_else_has_terminals;
 }
 
 /// What cannot apply to a stack that ends in WASM, and why. There, its body shows that asking for it is refused, or what holds

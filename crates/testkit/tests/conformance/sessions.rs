@@ -2,12 +2,16 @@
 
 use std::time::Duration;
 
+use casemate_core::evidence::hex;
 use casemate_core::limits::LimitKind;
 use casemate_core::request::{Isolation, Request, RequestDraft, Risk, Workload};
 use casemate_engine::recorder::Event;
-use casemate_engine::session::{Change, Changed, FileError, FileKind, Outflow, Piece, Session, SessionExec};
+use casemate_engine::session::{
+    Change, Changed, FileError, FileKind, NoteError, Outflow, Piece, Session, SessionExec,
+};
 use casemate_engine::{Chunk, Entry, Executed, Stream};
 use casemate_testkit::{Cause, Rig, Stack, Status, Wall};
+use sha2::{Digest, Sha256};
 
 use crate::is_wasm;
 
@@ -93,7 +97,7 @@ pub(crate) async fn programs_of_a_session_share_its_files_and_nothing_else(rig: 
 
 pub(crate) async fn every_program_of_a_session_has_a_record_that_points_to_it(rig: &Rig, stack: &Stack) {
     let Some(session) = open(rig, stack).await else { return };
-    for round in 0..2 {
+    for round in 0..3 {
         let (said, executed) = run(&session, shell("echo out; echo err >&2")).await;
         assert_eq!((said.as_str(), executed.outcome.status), ("out\n", Status::Exited { code: 0 }));
         let records = rig.records(&executed.outcome.id);
@@ -103,8 +107,16 @@ pub(crate) async fn every_program_of_a_session_has_a_record_that_points_to_it(ri
         assert!(closed.entry.body["applied"]["seccomp_sha256"].is_string());
         let names: Vec<&str> = closed.entry.subjects.iter().map(|subject| subject.name.as_str()).collect();
         assert!(names.contains(&"stdout") && names.contains(&"stderr"), "{names:?}");
-        // Whoever passes the gate is looked at from outside.
-        assert_eq!(closed.entry.body["observed"].is_object(), round == 0);
+        // Everyone is looked at from outside, where there is something to be seen.
+        let observed = &closed.entry.body["observed"];
+        match (round, rig.is_in_gvisor(stack)) {
+            (0, _) | (_, false) => {
+                assert_eq!(observed["no_new_privs"], true, "{observed}");
+                assert_eq!(observed["seccomp"]["mode"], 2, "{observed}");
+                assert!(observed["uid"].as_u64().is_some_and(|uid| uid > 0), "{observed}");
+            }
+            (_, true) => assert_eq!(observed["unseen"][0], "program", "{observed}"),
+        }
     }
     close(rig, session).await;
 }
@@ -341,6 +353,81 @@ pub(crate) async fn a_session_ends_with_everything_in_it(rig: &Rig, stack: &Stac
         }
     };
     tokio::time::timeout(SOON, closed).await.expect("its record is closed");
+}
+
+pub(crate) async fn what_is_done_to_files_of_a_session_is_recorded(rig: &Rig, stack: &Stack) {
+    let Some(session) = open(rig, stack).await else { return };
+    session.make_directory("/work/a/b").await.expect("made");
+    put(&session, "/work/a/one", b"hello").await.expect("it fits");
+    put(&session, "/work/a/b/two", b"world!").await.expect("it fits");
+    let mut tree = session.get("/work/a", 1 << 20, 100);
+    while tree.next().await.is_some() {}
+    session.rename("/work/a/one", "/work/moved").await.expect("renamed");
+    session.remove("/work/a").await.expect("removed");
+    assert_eq!(get(&session, "/work/a").await, Err(FileError::Kernel(2)));
+    // Nothing moves or changes by looking.
+    session.list("/work", 1).await.expect("a list");
+    // The end of the session finds this one half done.
+    let (input, _done) = session.put("/work/half", 0o644);
+    input.send(b"hal".to_vec()).await.expect("there is room");
+    let id = session.id().to_owned();
+    close(rig, session).await;
+
+    let notes = rig.notes(&id);
+    let told: Vec<String> = notes
+        .iter()
+        .map(|note| {
+            let files = &note.entry.body["files"];
+            let word = |key: &str| files[key].as_str().unwrap_or("-").to_owned();
+            [word("operation"), word("path"), word("to"), files["bytes"].to_string(), word("result")]
+                .join(" ")
+        })
+        .collect();
+    let expected = [
+        "make-directory /work/a/b - null ok",
+        "put /work/a/one - 5 ok",
+        "put /work/a/b/two - 6 ok",
+        "get /work/a - 11 ok",
+        "rename /work/a/one /work/moved null ok",
+        "remove /work/a - null ok",
+        "get /work/a - 0 No such file or directory (os error 2)",
+        "put /work/half - 3 the session has ended",
+    ];
+    assert_eq!(told, expected);
+    let digest_of = |record: usize, name: &str| {
+        let subject = notes[record].entry.subjects.iter().find(|subject| subject.name == name);
+        subject.unwrap_or_else(|| panic!("{name} is not among {:?}", notes[record].entry.subjects)).sha256
+    };
+    let sha256 = |bytes: &[u8]| -> [u8; 32] { Sha256::digest(bytes).into() };
+    assert_eq!(digest_of(1, "/work/a/one"), sha256(b"hello"));
+    assert_eq!(notes[1].entry.body["files"]["sha256"], hex(&sha256(b"hello")));
+    assert_eq!(digest_of(3, "/work/a/one"), sha256(b"hello"));
+    assert_eq!(digest_of(3, "/work/a/b/two"), sha256(b"world!"));
+    assert_eq!(digest_of(7, "/work/half"), sha256(b"hal"));
+    for note in &notes {
+        assert_eq!(note.entry.subjects[0].name, "request");
+        assert_eq!(rig.records(&note.entry.id).len(), 1, "it has an id of its own");
+    }
+}
+
+pub(crate) async fn code_for_an_interpreter_is_recorded(rig: &Rig, stack: &Stack) {
+    let Some(session) = open(rig, stack).await else { return };
+    let (_, executed) = run(&session, shell("true")).await;
+    let (process, digest) = (executed.outcome.id, [7; 32]);
+    let noted = session.note_code(&process, "python", digest, 42, "ok").await.expect("it is noted");
+    for stranger in ["", "0123456789abcdef0123456789abcdef", session.id()] {
+        let refused = session.note_code(stranger, "python", digest, 42, "ok").await;
+        assert_eq!(refused, Err(NoteError::UnknownProcess), "{stranger:?}");
+    }
+    let [record] = &rig.records(&noted)[..] else { panic!("not one record") };
+    assert_eq!(record.entry.body["session"], session.id());
+    let code = &record.entry.body["code"];
+    assert_eq!((&code["process"], &code["language"]), (&process.into(), &"python".into()));
+    assert_eq!((&code["bytes"], &code["result"]), (&42.into(), &"ok".into()));
+    assert_eq!((code["sha256"].as_str(), record.entry.subjects[0].sha256), (Some(&*hex(&digest)), digest));
+    assert_eq!(rig.notes(session.id()).len(), 1, "what is refused is not noted");
+    session.end(Cause::Cancelled).await;
+    assert_eq!(session.note_code("x", "python", digest, 1, "ok").await, Err(NoteError::Ended));
 }
 
 async fn put(session: &Session, path: &str, bytes: &[u8]) -> Result<(), FileError> {

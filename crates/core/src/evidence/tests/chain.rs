@@ -90,6 +90,19 @@ fn an_untouched_chain_verifies_and_is_counted() {
 }
 
 #[test]
+fn what_is_noted_of_a_session_is_a_record_and_no_execution() {
+    let lines = batches(&[&[(Event::Opened, "a"), (Event::Noted, "n")], &[(Event::Closed, "a")]]);
+    let report = verify(&lines.concat(), None).unwrap();
+    assert_eq!((report.records, report.executions, report.open.len()), (3, 1, 0));
+    for (event, words) in
+        [(Event::Noted, "n"), (Event::Opened, "n"), (Event::Closed, "n"), (Event::Noted, "a")]
+    {
+        let lines = batches(&[&[(Event::Opened, "a"), (Event::Noted, "n")], &[(event, words)]]);
+        assert!(verify(&lines.concat(), None).is_err(), "{event} of {words}");
+    }
+}
+
+#[test]
 fn an_empty_chain_verifies() {
     assert_eq!(verify(b"", None).unwrap().head, Head::GENESIS);
 }

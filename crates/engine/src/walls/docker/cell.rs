@@ -26,7 +26,7 @@ use super::look::{self, Seen, check_binds};
 use super::settings::{Asked, difference};
 use super::skeleton::Skeleton;
 use super::{Shared, stream};
-use crate::wall::{Begun, Control, Later, WallError};
+use crate::wall::{Begun, Control, Later, Look, WallError};
 
 /// How long the engine may take to kill a container, before we do.
 const BY_ITSELF: Duration = Duration::from_secs(3);
@@ -118,7 +118,7 @@ impl DockerCell {
         self.built.as_mut().ok_or_else(|| WallError::Failed("there is no container".into()))
     }
 
-    async fn look(&mut self) -> Result<Begun, WallError> {
+    async fn look_at_first(&mut self) -> Result<Begun, WallError> {
         self.built().await?;
         // The stream's end is the engine's, or the guest's.
         let mut ended = self.ended.clone();
@@ -216,12 +216,21 @@ impl DockerCell {
 impl Control for DockerCell {
     fn proceed(&mut self) -> Later<'_, Result<Begun, WallError>> {
         Box::pin(async {
-            let looked = self.look().await;
+            let looked = self.look_at_first().await;
             if looked.is_err() {
                 // What waits in there is not waited for.
                 self.remove();
             }
             looked
+        })
+    }
+
+    fn look(&mut self, number: u32) -> Later<'_, Result<Look, WallError>> {
+        Box::pin(async move {
+            let blueprint = self.blueprint.clone();
+            let built = self.built().await?;
+            look_at_held(&blueprint, built, number)
+                .map_err(|why| WallError::Failed(format!("a program is not as it must be: {why}")))
         })
     }
 
@@ -371,6 +380,25 @@ fn inspect(blueprint: &Blueprint, built: &Built) -> Result<Seen, String> {
         DockerRuntime::Runsc => seen.sandbox_violation(&blueprint.asked),
     };
     violation.map_or(Ok(seen), Err)
+}
+
+/// Looks at a later payload, which waits to run.
+fn look_at_held(blueprint: &Blueprint, built: &Built, number: u32) -> Result<Look, String> {
+    if blueprint.runtime == DockerRuntime::Runsc {
+        return Ok(Look::Hidden);
+    }
+    let Some(pid) = look::child_numbered(built.pid, number) else { return Ok(Look::Nobody) };
+    let looked = look::look(pid, &built.groups)
+        .map_err(|error| format!("it cannot be looked at: {}", words(&error)))
+        .and_then(|seen| seen.violation(&blueprint.asked).map_or(Ok(seen), Err));
+    // Its number may be somebody else's by now, unless it still is the one that waits.
+    match (looked, look::child_numbered(built.pid, number)) {
+        (Ok(seen), Some(still)) if still == pid => {
+            Ok(Look::Good { posture: seen.posture, unseen: seen.unseen })
+        }
+        (Err(why), Some(still)) if still == pid => Err(why),
+        _ => Ok(Look::Nobody),
+    }
 }
 
 /// Whatever state it is in. That there is none is as good; that it is being removed is not yet.

@@ -38,6 +38,17 @@ pub(super) fn only_child(init: i32) -> io::Result<i32> {
     }
 }
 
+/// The child of a container's first process that has this number in there, and has not ended.
+pub(super) fn child_numbered(init: i32, number: u32) -> Option<i32> {
+    let list = fs::read_to_string(format!("/proc/{init}/task/{init}/children")).ok()?;
+    list.split_whitespace().filter_map(|word| word.parse().ok()).find(|pid: &i32| {
+        let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+        let lives = !field(&status, "State").is_none_or(|state| state.trim().starts_with(['Z', 'X']));
+        let inside = field(&status, "NSpid").and_then(|line| line.split_whitespace().last());
+        lives && inside.is_some_and(|inside| inside.parse() == Ok(number))
+    })
+}
+
 /// The one process of a container that opens its files for gVisor's kernel. By its own word: nothing hostile has run yet.
 pub(super) fn gofer(groups: &Groups) -> io::Result<i32> {
     let is_it =

@@ -3,6 +3,7 @@
 mod body;
 mod executions;
 mod files;
+mod mcp;
 mod processes;
 mod receipts;
 mod sessions;
@@ -19,6 +20,7 @@ use crate::app::{App, name_request};
 use crate::problem::{Code, Problem};
 use crate::store::Caller;
 use crate::token::Scope;
+pub(crate) use sessions::LONGEST;
 
 /// How many a list has, unless fewer are asked for.
 const PAGE: usize = 100;
@@ -49,6 +51,7 @@ pub(crate) fn router(app: App) -> Router {
         .route("/v1/receipts/{id}", get(receipts::show))
         .route("/v1/receipts/{id}/verify", get(receipts::verify))
         .route("/v1/images", get(images))
+        .route("/mcp", mcp::route())
         .route("/v1/tokens/self", delete(no_such_route))
         .fallback(no_such_route)
         .method_not_allowed_fallback(wrong_method)

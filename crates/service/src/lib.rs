@@ -5,6 +5,7 @@ mod api;
 mod app;
 mod executions;
 mod listen;
+mod mcp;
 mod metrics;
 mod problem;
 mod sessions;
@@ -23,6 +24,7 @@ use casemate_engine::{Engine, OpenError};
 use tokio::sync::watch;
 
 pub use listen::Address;
+pub use mcp::{Setup, serve_stdio};
 pub use store::{State, StateError, TokenInfo};
 pub use token::{Scope, Token, default_scopes};
 
@@ -50,6 +52,8 @@ pub enum ServeError {
     Listen { address: String, source: io::Error },
     #[error("{0} can be reached from other machines, and there is no token")]
     Open(Address),
+    #[error("the client does not keep to the protocol: {0}")]
+    Protocol(io::Error),
     #[error(transparent)]
     State(#[from] StateError),
     #[error(transparent)]
@@ -64,6 +68,9 @@ impl ServeError {
                 "make a token first, with `casemate token create --tenant NAME`, or listen on 127.0.0.1"
                     .into(),
             ),
+            ServeError::Protocol(_) => {
+                Some("it speaks MCP on standard input, one JSON-RPC message per line".into())
+            }
             ServeError::State(error) => Some(error.hint().into()),
             ServeError::Engine(error) => error.hint(),
         }
@@ -95,18 +102,7 @@ pub async fn serve(
         }
     }
     let addresses: Vec<Address> = listeners.iter().map(Listener::address).collect();
-    let app: App = Arc::new(Shared {
-        images: Images::of(&config.home),
-        home: config.home,
-        engine,
-        state: Arc::new(state),
-        admission: Admission::new(Room { cells: config.cells, queue: config.queue }),
-        executions: Default::default(),
-        sessions: Default::default(),
-        metrics: Default::default(),
-        cells_of_tenant: config.cells_of_tenant,
-        draining: stop.clone(),
-    });
+    let app = share(engine, state, &config, stop.clone());
     let router = api::router(app.clone());
     let serving: Vec<_> = listeners
         .into_iter()
@@ -123,6 +119,22 @@ pub async fn serve(
         let _ = serving.await;
     }
     leave(app).await
+}
+
+/// What every request shares.
+fn share(engine: Engine, state: State, config: &Config, draining: watch::Receiver<bool>) -> App {
+    Arc::new(Shared {
+        images: Images::of(&config.home),
+        home: config.home.clone(),
+        engine,
+        state: Arc::new(state),
+        admission: Admission::new(Room { cells: config.cells, queue: config.queue }),
+        executions: Default::default(),
+        sessions: Default::default(),
+        metrics: Default::default(),
+        cells_of_tenant: config.cells_of_tenant,
+        draining,
+    })
 }
 
 fn prepare(engine: &Engine, config: &Config) -> Result<State, ServeError> {

@@ -58,6 +58,16 @@ pub(crate) struct Running {
     pub(crate) log: Log,
 }
 
+/// What a program has written, for as long as somebody reads it.
+pub(crate) struct LogOf(pub(crate) Arc<Running>);
+
+impl std::ops::Deref for LogOf {
+    type Target = Log;
+    fn deref(&self) -> &Log {
+        &self.0.log
+    }
+}
+
 /// What a new session is given besides its request.
 #[derive(Debug)]
 pub(crate) struct Terms {
@@ -233,6 +243,11 @@ impl Live {
 
     pub(crate) fn process(&self, pid: u32) -> Result<Arc<Running>, Problem> {
         self.lock().get(&pid).cloned().ok_or_else(|| Problem::not_found("process"))
+    }
+
+    /// Nobody will ask about it again.
+    pub(crate) fn forget(&self, pid: u32) {
+        self.lock().remove(&pid);
     }
 
     pub(crate) fn processes(&self) -> Vec<Arc<Running>> {

@@ -20,7 +20,7 @@ use super::body::Document;
 use super::stream;
 use crate::app::{App, BODY_PATIENCE};
 use crate::problem::{Code, Problem};
-use crate::sessions::{Live, Log, Reading, Running, Said, Start};
+use crate::sessions::{Live, Log, LogOf, Reading, Running, Said, Start};
 use crate::shape::outcome::ExecutionJson;
 use crate::shape::request::NewProcess;
 use crate::store::Caller;
@@ -64,15 +64,6 @@ struct Following {
     running: Arc<Running>,
     reading: Reading<LogOf>,
     over: bool,
-}
-
-struct LogOf(Arc<Running>);
-
-impl std::ops::Deref for LogOf {
-    type Target = Log;
-    fn deref(&self) -> &Log {
-        &self.0.log
-    }
 }
 
 impl Following {

@@ -223,7 +223,7 @@ impl NewProcess {
 }
 
 impl Walls {
-    fn fill(self, draft: &mut RequestDraft, tenant: &str, images: &Images) -> Result<(), Problem> {
+    pub(crate) fn fill(self, draft: &mut RequestDraft, tenant: &str, images: &Images) -> Result<(), Problem> {
         draft.tenant = Some(tenant.to_owned());
         draft.isolation = match (&self.on, &self.at_least) {
             (Some(_), Some(_)) => {

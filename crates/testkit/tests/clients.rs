@@ -30,7 +30,9 @@ macro_rules! clients {
 /// Where files of tests lie, from the root of the sources.
 const DIRECTORIES: [&str; 1] = ["crates/testkit/clients"];
 
-clients! {}
+clients! {
+    mcp: "crates/testkit/clients/test_mcp.py";
+}
 
 fn root() -> PathBuf {
     let here = std::env::var_os("CARGO_MANIFEST_DIR").map(PathBuf::from);

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use axum::body::Body;
 use axum::extract::{Query, Request, State};
-use axum::http::{HeaderMap, HeaderValue, Method, header};
+use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, header};
 use axum::response::Response;
 use axum::routing::{MethodRouter, any};
 use bytes::Bytes;
@@ -96,8 +96,13 @@ async fn serve(app: &App, tenants: &Tenants, caller: &Caller, request: Request) 
     let is_new = known.is_none();
     let key = known.map_or_else(new_key, Ok)?;
     parts.extensions.insert(Visit { setup, key: key.clone(), is_new });
+    let is_end = parts.method == Method::DELETE;
     let response = tenant.service.handle(Request::from_parts(parts, Full::new(bytes))).await;
     let mut response = response.map(Body::new);
+    if is_end && response.status() == StatusCode::ACCEPTED {
+        // It has ended, not only been heard.
+        *response.status_mut() = StatusCode::NO_CONTENT;
+    }
     if is_new && !response.headers().contains_key(CONNECTION) {
         // Whoever has a connection needs none; to the others it is what makes them the same client the next time.
         let cookie = format!("{COOKIE}={key}; Path=/mcp; HttpOnly; SameSite=Strict");

@@ -62,6 +62,14 @@ Examples:
 
 SIGTERM and Ctrl-C stop it: nothing new begins, what runs may end, every cell is gone, every record closed.";
 
+const MCP_EXAMPLES: &str = "\
+Examples:
+  casemate mcp                                     for a client that starts it: {\"command\": \"casemate\", \"args\": [\"mcp\"]}
+  casemate mcp --risk high --memory 512M --timeout 2m
+
+Standard output carries nothing but the protocol. The tools share one cell, which is gone when standard input ends, or after \
+SIGTERM or Ctrl-C. `casemate serve` offers the same to many clients, at /mcp.";
+
 const EVIDENCE_EXAMPLES: &str = "\
 Examples:
   casemate evidence ls
@@ -123,6 +131,9 @@ pub(crate) enum Command {
     /// Serve executions and sessions over HTTP, to many tenants
     #[command(after_help = SERVE_EXAMPLES)]
     Serve(ServeArgs),
+    /// Give a model's client tools that run code, over MCP on standard input and output
+    #[command(after_help = MCP_EXAMPLES)]
+    Mcp(Box<McpArgs>),
     /// Make, list and revoke the tokens that clients of `casemate serve` send
     Token {
         #[command(subcommand)]
@@ -172,6 +183,28 @@ pub(crate) enum LogForm {
     Text,
     /// The same as JSON
     Json,
+}
+
+#[derive(Debug, Args)]
+#[command(mut_arg("timeout", |arg| arg.help("Wall time of one call, at most [default: 1h, and 60s for a call that does not say]")))]
+pub(crate) struct McpArgs {
+    #[command(flatten)]
+    pub(crate) walls: WallArgs,
+
+    #[command(flatten)]
+    pub(crate) limits: LimitArgs,
+
+    /// Root file system: `host` (its /usr, read-only), or an image of the store by name or digest
+    #[arg(long, value_name = "IMAGE", default_value = "host")]
+    pub(crate) image: String,
+
+    /// Working directory in the cell
+    #[arg(long, value_name = "DIR")]
+    pub(crate) cwd: Option<String>,
+
+    /// An environment variable; the host's own are not passed on
+    #[arg(long, value_name = "NAME=VALUE")]
+    pub(crate) env: Vec<String>,
 }
 
 #[derive(Debug, Subcommand)]

@@ -10,6 +10,7 @@ mod files;
 mod home;
 mod image;
 mod input;
+mod mcp;
 mod output;
 mod progress;
 mod render;
@@ -59,7 +60,8 @@ fn dispatch(cli: &Cli, early: Option<EarlyLauncher>) -> Result<u8, Failure> {
         Command::Setup { walls, from } => wait_for(setup::setup(walls, from.as_deref(), policy)),
         Command::Image { command } => wait_for(image::image(command)),
         Command::Evidence { command } => evidence::evidence(command),
-        Command::Serve(args) => serve_until_told(args, policy),
+        Command::Serve(args) => until_told(serve::serve(args, policy)),
+        Command::Mcp(args) => until_told(mcp::mcp(args, policy)),
         Command::Token { command } => serve::token(command),
         Command::Completions { shell } => {
             std::io::stdout().write_all(&args::completions(*shell))?;
@@ -68,10 +70,10 @@ fn dispatch(cli: &Cli, early: Option<EarlyLauncher>) -> Result<u8, Failure> {
     }
 }
 
-/// Unlike the others, it has many things to do at once.
-fn serve_until_told(args: &args::ServeArgs, policy: Option<&std::path::Path>) -> Result<u8, Failure> {
+/// Unlike the others, a server has many things to do at once.
+fn until_told(server: impl Future<Output = Result<u8, Failure>>) -> Result<u8, Failure> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
-    let ended = runtime.block_on(serve::serve(args, policy));
+    let ended = runtime.block_on(server);
     runtime.shutdown_background();
     ended
 }

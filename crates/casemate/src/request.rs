@@ -15,7 +15,7 @@ use casemate_core::request::{
 use casemate_engine::images::Images;
 use rustix::fs::{Mode, OFlags};
 
-use crate::args::{GrantArgs, RunArgs, WallArgs};
+use crate::args::{GrantArgs, LimitArgs, RunArgs, WallArgs};
 use crate::failure::os_words;
 use crate::files;
 use crate::render::terminal::one_line;
@@ -34,7 +34,7 @@ pub(crate) struct Asked {
 pub(crate) fn build(args: &RunArgs, stdin: Stdin) -> Result<Asked, Refusal> {
     let mut draft = RequestDraft::new(workload(args)?);
     draft.stdin = stdin;
-    draft.limits = limits(args)?;
+    draft.limits = limits(&args.limits)?;
     walls(&args.walls, &mut draft)?;
     let GrantArgs { image, cwd, env, files_in, files_out, grant, allow, secret } = &args.grants;
     draft.capabilities = grant.iter().map(|word| word.parse()).collect::<Result<_, _>>()?;
@@ -62,15 +62,15 @@ pub(crate) fn build(args: &RunArgs, stdin: Stdin) -> Result<Asked, Refusal> {
     Ok(Asked { request: Request::new(draft)?, image, inputs, outputs })
 }
 
-fn limits(args: &RunArgs) -> Result<LimitsDraft, Invalid> {
+pub(crate) fn limits(args: &LimitArgs) -> Result<LimitsDraft, Invalid> {
     let mut limits = LimitsDraft::new();
-    for (kind, text) in args.limits.given() {
+    for (kind, text) in args.given() {
         limits.set(kind, kind.check(kind.parse(text)?)?);
     }
     Ok(limits)
 }
 
-fn walls(args: &WallArgs, draft: &mut RequestDraft) -> Result<(), Invalid> {
+pub(crate) fn walls(args: &WallArgs, draft: &mut RequestDraft) -> Result<(), Invalid> {
     draft.isolation = match (&args.on, &args.at_least) {
         (Some(stack), _) => Isolation::Exactly(stack.parse()?),
         (None, Some(wall)) => Isolation::AtLeast(wall.parse()?),

@@ -8,6 +8,7 @@ mod executions;
 mod extract;
 pub(crate) mod files;
 mod images;
+mod mcp;
 mod page;
 mod processes;
 mod receipts;
@@ -24,6 +25,7 @@ use axum::routing::{delete, get, post};
 
 use crate::app::{App, name_request};
 use crate::problem::{Code, Problem};
+pub(crate) use sessions::LONGEST;
 
 /// What is here is described in [`document`], or does not belong to this API but to one that clients bring along.
 pub(crate) fn router(app: App) -> Router {
@@ -66,6 +68,7 @@ pub(crate) fn router(app: App) -> Router {
         .route("/v1/images", get(images::list).post(images::import))
         .route("/v1/images/{name}", get(images::show).delete(images::remove))
         .merge(crate::e2b::router())
+        .route("/mcp", mcp::route())
         .fallback(no_such_route)
         .method_not_allowed_fallback(wrong_method)
         .layer(axum::middleware::from_fn(name_request))

@@ -9,6 +9,7 @@ mod e2b;
 mod executions;
 mod interpreter;
 mod listen;
+mod mcp;
 mod metrics;
 mod problem;
 mod quota;
@@ -31,6 +32,7 @@ use tokio::sync::{Semaphore, watch};
 
 pub use config::{ConfigError, FILE as CONFIG_FILE, Settings, Tls};
 pub use listen::Address;
+pub use mcp::{Setup, serve_stdio};
 pub use store::{State, StateError, TokenInfo};
 pub use token::{Scope, Token, default_scopes};
 
@@ -60,6 +62,8 @@ pub enum ServeError {
     Listen { address: String, source: io::Error },
     #[error("{0} can be reached from other machines, and there is no token")]
     Open(Address),
+    #[error("the client does not keep to the protocol: {0}")]
+    Protocol(io::Error),
     #[error(transparent)]
     State(#[from] StateError),
     #[error(transparent)]
@@ -74,6 +78,9 @@ impl ServeError {
                 "make a token first, with `casemate token create --tenant NAME`, or listen on 127.0.0.1"
                     .into(),
             ),
+            ServeError::Protocol(_) => {
+                Some("it speaks MCP on standard input, one JSON-RPC message per line".into())
+            }
             ServeError::State(error) => Some(error.hint().into()),
             ServeError::Engine(error) => error.hint(),
         }
@@ -104,26 +111,9 @@ pub async fn serve(
             }
         }
     }
-    let volumes = Volumes::of(&config.home);
-    volumes.sweep();
     let addresses: Vec<Address> = listeners.iter().map(Listener::address).collect();
-    let app: App = Arc::new(Shared {
-        images: Images::of(&config.home),
-        volumes,
-        home: config.home,
-        engine,
-        state: Arc::new(state),
-        admission: Admission::new(Room { cells: config.cells, queue: config.queue }),
-        executions: Default::default(),
-        sessions: Default::default(),
-        metrics: Default::default(),
-        imports: Arc::new(Semaphore::new(1)),
-        cells_of_tenant: config.cells_of_tenant,
-        quotas: config.settings.quotas,
-        ledger: Default::default(),
-        rates: Default::default(),
-        draining: stop.clone(),
-    });
+    let app = share(engine, state, &config, stop.clone());
+    app.volumes.sweep();
     let router = api::router(app.clone());
     let serving: Vec<_> = listeners
         .into_iter()
@@ -140,6 +130,27 @@ pub async fn serve(
         let _ = serving.await;
     }
     leave(app).await
+}
+
+/// What every request shares.
+fn share(engine: Engine, state: State, config: &Config, draining: watch::Receiver<bool>) -> App {
+    Arc::new(Shared {
+        images: Images::of(&config.home),
+        volumes: Volumes::of(&config.home),
+        home: config.home.clone(),
+        engine,
+        state: Arc::new(state),
+        admission: Admission::new(Room { cells: config.cells, queue: config.queue }),
+        executions: Default::default(),
+        sessions: Default::default(),
+        metrics: Default::default(),
+        imports: Arc::new(Semaphore::new(1)),
+        cells_of_tenant: config.cells_of_tenant,
+        quotas: config.settings.quotas.clone(),
+        ledger: Default::default(),
+        rates: Default::default(),
+        draining,
+    })
 }
 
 fn prepare(engine: &Engine, config: &Config) -> Result<State, ServeError> {

@@ -325,6 +325,11 @@ impl Live {
         self.lock().get(&pid).cloned().ok_or_else(|| Problem::not_found("process"))
     }
 
+    /// Nobody will ask about it again.
+    pub(crate) fn forget(&self, pid: u32) {
+        self.lock().remove(&pid);
+    }
+
     pub(crate) fn processes(&self) -> Vec<Arc<Running>> {
         self.lock().values().cloned().collect()
     }

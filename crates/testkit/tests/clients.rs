@@ -31,6 +31,13 @@ macro_rules! clients {
 const DIRECTORIES: [&str; 2] = ["crates/testkit/clients", "sdk/python/tests"];
 
 clients! {
+    e2b_code: "crates/testkit/clients/test_e2b_code.py";
+    e2b_commands: "crates/testkit/clients/test_e2b_commands.py";
+    e2b_files: "crates/testkit/clients/test_e2b_files.py";
+    e2b_sandboxes: "crates/testkit/clients/test_e2b_sandboxes.py";
+    mcp: "crates/testkit/clients/test_mcp.py";
+    native: "crates/testkit/clients/test_native.py";
+    openapi: "crates/testkit/clients/test_openapi.py";
     python_archives: "sdk/python/tests/test_archive.py";
     python_awaited: "sdk/python/tests/test_async.py";
     python_client: "sdk/python/tests/test_client.py";

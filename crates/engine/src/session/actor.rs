@@ -318,9 +318,7 @@ impl Actor {
             () = sleep_until(end.into()) => return Ok(Some(Cause::WallTime)),
             () = sleep_until(next_deadline.into()) => self.end_late_ones()?,
             () = sleep_until(*look) => {
-                let measured = timeout(SETUP_LIMIT, self.cell.control.measure()).await;
-                let counters = measured.map_err(|_| Trouble::Failed("the cell cannot be measured".into()))??;
-                if let Some(cause) = self.meter.judge(&self.plan, &counters, self.cell.gauges) {
+                if let Some(cause) = self.judge().await? {
                     return Ok(Some(cause));
                 }
                 if self.cell.gauges.need_the_guest() && !self.asked && self.gate.is_some() {
@@ -332,7 +330,16 @@ impl Actor {
                 self.pace = (self.pace * 2).min(steady);
                 *look = tokio::time::Instant::now() + self.pace;
             }
-            event = self.cell.channel.next() => self.handle(event?).await?,
+            event = self.cell.channel.next() => {
+                let event = event?;
+                // What was used comes before how it ended: whoever ran out of memory was not just killed by some signal.
+                if matches!(event, Event::Message(ToHost::Exited { .. }))
+                    && let Some(cause) = self.judge().await?
+                {
+                    return Ok(Some(cause));
+                }
+                self.handle(event).await?
+            }
             command = inbox.recv() => match command {
                 Some(Command::End { cause }) => return Ok(Some(cause)),
                 Some(command) => {
@@ -348,6 +355,13 @@ impl Actor {
             },
         }
         Ok(None)
+    }
+
+    /// Reads the counters, and says whether a limit that kills was passed.
+    async fn judge(&mut self) -> Result<Option<Cause>, Trouble> {
+        let measured = timeout(SETUP_LIMIT, self.cell.control.measure()).await;
+        let counters = measured.map_err(|_| Trouble::Failed("the cell cannot be measured".into()))??;
+        Ok(self.meter.judge(&self.plan, &counters, self.cell.gauges))
     }
 
     fn next_deadline(&self) -> Instant {

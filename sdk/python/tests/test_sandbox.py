@@ -20,6 +20,12 @@ def test_words_are_not_taken_apart(box):
     assert box.commands.run(["printf", "%s|", "a b", "$HOME", ";"]).stdout == "a b|$HOME|;|"
 
 
+def test_the_first_program_may_be_over_at_once(client):
+    for _ in range(40):
+        with casemate.Sandbox(client=client) as box:
+            assert box.commands.run(["printf", "x"]).stdout == "x"
+
+
 def test_where_with_what_and_for_how_long(box):
     box.files.mkdir("/work/deep/er")
     result = box.commands.run("pwd; echo $WHO", cwd="/work/deep/er", env={"WHO": "you"})

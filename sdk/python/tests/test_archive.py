@@ -44,9 +44,11 @@ def test_what_was_packed_is_unpacked(tmp_path):
     (tree / "sub/empty").mkdir(parents=True)
     (tree / "sub/run").write_bytes(b"#!/bin/sh\n")
     (tree / "sub/run").chmod(0o4755)
+    (tree / "again").hardlink_to(tree / "sub/run")
     (tree / ("long" * 40)).write_bytes(bytes(range(256)) * 1000)
     with _archive.pack(tree) as packed:
         with tarfile.open(fileobj=packed) as tar:
+            assert all(entry.isfile() or entry.isdir() for entry in tar)
             assert {(entry.uid, entry.gid, entry.uname, entry.gname) for entry in tar} == {(0, 0, "", "")}
         _archive.unpack(packed, tmp_path / "again")
     assert tree_of(tmp_path / "again") == tree_of(tree)

@@ -26,7 +26,8 @@ def pack(tree: str | os.PathLike[str]) -> IO[bytes]:
         raise CasemateError(f"{os.fspath(tree)} is not a directory", "write a single file with `write`")
     packed = spool()
     try:
-        with tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as archive:
+        # A file with two names is two files.
+        with tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT, dereference=True) as archive:
             for path in sorted(Path(tree).rglob("*")):
                 if path.is_symlink() or not (path.is_dir() or path.is_file()):
                     raise CasemateError(
@@ -90,12 +91,12 @@ def _check_above(root: Path, place: Path) -> None:
 
 def _write(place: Path, content: IO[bytes], mode: int) -> None:
     place.unlink(missing_ok=True)
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
-    with open(os.open(place, flags, 0o600), "wb") as file:
+    # Neither set-user-id nor unreadable for whoever asked for it.
+    rights = (mode & 0o755) | 0o600
+    # Exclusively: what somebody puts there meanwhile is not followed.
+    with open(place, "xb", opener=lambda path, flags: os.open(path, flags, rights)) as file:
         while piece := content.read(PIECE):
             file.write(piece)
-        # Neither set-user-id nor unreadable for whoever asked for it.
-        os.fchmod(file.fileno(), (mode & 0o755) | 0o600)
 
 
 def _bad(name: str, why: str) -> CasemateError:

@@ -7,6 +7,7 @@ import os
 import shutil
 import socket
 import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -133,4 +134,6 @@ def _forget() -> None:
 
 
 atexit.register(stop)
-os.register_at_fork(after_in_child=_forget)
+# Where there is no fork, there is no server to be started, either: but others can be used.
+if sys.platform != "win32":
+    os.register_at_fork(after_in_child=_forget)

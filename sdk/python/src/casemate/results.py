@@ -182,9 +182,7 @@ class Output:
 
     @staticmethod
     def of(said: Json) -> Output:
-        return Output(
-            bytearray(content(said, "stdout", exact=True) or b""), bytearray(content(said, "stderr", exact=True) or b"")
-        )
+        return Output(bytearray(content(said, "stdout") or b""), bytearray(content(said, "stderr") or b""))
 
     def add(self, chunk: Chunk) -> None:
         match chunk.stream:
@@ -467,10 +465,10 @@ def code_error(said: Json | None) -> CodeError | None:
     return CodeError(said["name"], said["value"], whole)
 
 
-def content(said: Json, name: str, *, exact: bool = False) -> bytes | None:
-    """Bytes that travel as text where they are text. `exact`: where both are there, the text is only nearly the same."""
+def content(said: Json, name: str) -> bytes | None:
+    """Bytes that travel as text where they are text. Where both are there, the text is only nearly the same."""
     encoded, text = said.get(f"{name}_base64"), said.get(name)
-    if encoded is not None and (exact or text is None):
+    if encoded is not None:
         return base64.b64decode(encoded)
     return None if text is None else str(text).encode()
 

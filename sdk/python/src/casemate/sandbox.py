@@ -52,7 +52,7 @@ class Sandbox:
     def connect(
         cls, id: str, *, server: str | None = None, token: str | None = None, client: Client | None = None
     ) -> Self:
-        """One that is open already. As a context manager it is let go of, and lives on."""
+        """One that somebody opened. As a context manager it is let go of, and lives on."""
         box = cls.__new__(cls)
         box._belong_to(client, server, token)
         try:

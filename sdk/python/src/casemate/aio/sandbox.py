@@ -53,7 +53,7 @@ class AsyncSandbox:
     def connect(
         cls, id: str, *, server: str | None = None, token: str | None = None, client: AsyncClient | None = None
     ) -> Self:
-        """One that is open already; awaited or entered like a new one. At the end of a block it is let go of, and lives on."""
+        """One that somebody opened; awaited or entered like a new one. At the end of a block it is let go of, and lives on."""
         box = cls.__new__(cls)
         box._belong_to(client, server, token)
         box._opening = _calls.sandbox(id)

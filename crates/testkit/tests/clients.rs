@@ -43,6 +43,7 @@ clients! {
     python_client: "sdk/python/tests/test_client.py";
     python_code: "sdk/python/tests/test_code.py";
     python_local_server: "sdk/python/tests/test_local.py";
+    python_openapi: "sdk/python/tests/test_openapi.py";
     python_receipts: "sdk/python/tests/test_receipts.py";
     python_sandbox: "sdk/python/tests/test_sandbox.py";
     python_signatures: "sdk/python/tests/test_ed25519.py";

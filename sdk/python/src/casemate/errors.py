@@ -126,6 +126,7 @@ _BY_CODE: dict[str, type[ApiError]] = {
     "not-found": NotFound,
     "no-such-route": NotFound,
     "already-exists": Conflict,
+    "in-use": Conflict,
     "not-a-directory": Conflict,
     "is-a-directory": Conflict,
     "in-progress": Conflict,
@@ -137,6 +138,7 @@ _BY_CODE: dict[str, type[ApiError]] = {
     "too-slow": Unavailable,
     "too-large": TooLarge,
     "no-space": TooLarge,
+    "internal": ServerFailed,
 }
 
 

@@ -314,7 +314,7 @@ pub(crate) fn observed(begun: &Begun, runtime: &Value) -> Value {
 pub(crate) fn observed_later(look: Look, runtime: &Value) -> Option<Value> {
     match look {
         Look::Good { posture, unseen } => {
-            Some(observed(&Begun { steps: Vec::new(), posture, unseen }, runtime))
+            Some(observed(&Begun { steps: Vec::new(), posture: *posture, unseen }, runtime))
         }
         // The host sees the kernel around it, as it was before anything ran.
         Look::Hidden => Some(json!({"runtime": runtime, "unseen": ["program"]})),

@@ -135,7 +135,7 @@ pub(crate) struct Begun {
 /// What can be seen from outside of a later payload, which the guest holds.
 pub(crate) enum Look {
     /// It is as it must be. And what of it this user is not shown.
-    Good { posture: Posture, unseen: Vec<&'static str> },
+    Good { posture: Box<Posture>, unseen: Vec<&'static str> },
     /// There is nobody of that number.
     Nobody,
     /// It is a process of another kernel.

@@ -191,6 +191,10 @@ fn skeleton() -> io::Result<OwnedFd> {
     for (name, numbers) in DEVICES {
         bind_device(host_dev.as_fd(), name, numbers, dev.as_fd())?;
     }
+    #[cfg(feature = "weaken")]
+    if crate::weaken::without("terminals") {
+        bind(host_dev.as_fd(), "pts", dev.as_fd(), DEVICE)?;
+    }
     for (name, target) in DEV_LINKS {
         symlinkat(target, &dev, name)?;
     }

@@ -238,3 +238,40 @@ pub(crate) fn most_open_files(pids: &[i32]) -> Option<u64> {
     };
     pids.iter().filter_map(count).max()
 }
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read;
+    use std::process::{Command, Stdio};
+
+    use super::*;
+
+    #[test]
+    fn only_a_child_of_the_guest_goes_by_its_number() {
+        let script = "sleep 60 & echo $!; read line";
+        let mut guest = Command::new("sh");
+        let guest = guest.args(["-c", script]).stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut guest = guest.spawn().expect("a shell");
+        let mut digits = String::new();
+        let mut said = guest.stdout.take().expect("a pipe");
+        while !digits.ends_with('\n') {
+            let mut byte = [0];
+            said.read_exact(&mut byte).expect("a number");
+            digits.push(byte[0].into());
+        }
+        let child: u32 = digits.trim().parse().expect("a number");
+        let (init, own) = (guest.id() as i32, std::process::id());
+        let found = child_numbered(init, child).expect("it can be looked at").expect("it is there");
+        assert!(!has_ended(&found));
+        for stranger in [own, guest.id(), 1, 0, u32::MAX] {
+            assert!(child_numbered(init, stranger).expect("it can be looked at").is_none(), "{stranger}");
+        }
+        crate::sys::kill(child as i32, libc::SIGKILL).expect("it is killed");
+        drop(guest.stdin.take());
+        guest.wait().expect("it ends");
+        while !has_ended(&found) {
+            std::thread::sleep(core::time::Duration::from_millis(1));
+        }
+        assert!(child_numbered(init, child).expect("it can be looked at").is_none());
+    }
+}

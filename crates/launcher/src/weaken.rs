@@ -29,6 +29,8 @@ pub(crate) fn weaken(mut flags: i32, ops: Vec<Op>) -> (i32, Vec<Op>) {
     let kept = |op: &Op| match op {
         Op::NewCgroupNamespace => !without("cgroup-namespace"),
         Op::MaskProc(_) => !without("proc-masks"),
+        // Those of the host are in the image then.
+        Op::MountTerminals => !without("terminals"),
         Op::NewSession => !without("session"),
         Op::NewKeyring => !without("keyring"),
         Op::HarmlessRlimits => !without("rlimits"),

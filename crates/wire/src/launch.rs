@@ -3,6 +3,7 @@
 //! The whole vocabulary is closed: an engine that was taken over can ask for a cell, look at a cell of its own, end
 //! it, or clear away the cells of a run that it names. There is no path, no command and no mount in here.
 
+use alloc::boxed::Box;
 use alloc::string::String;
 use alloc::vec::Vec;
 use core::fmt;
@@ -348,7 +349,7 @@ pub struct Posture {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Sight {
     /// As it must be.
-    Good(Posture),
+    Good(Box<Posture>),
     /// The guest has no child of that number, or none any more.
     Nobody,
     /// It is a process of another kernel.

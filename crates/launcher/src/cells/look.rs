@@ -1,5 +1,7 @@
 //! What the launcher sees of a cell from outside: the posture of what waits to run, and the counters of what does.
 
+use alloc::boxed::Box;
+
 use casemate_bare::io;
 use casemate_wire::launch::{CellId, Counters, Kernel, Posture, Sight};
 use rustix::fd::OwnedFd;
@@ -53,7 +55,7 @@ impl Cells {
         let found = inspect::child_numbered(cell.pid, number);
         let Some(process) = found.map_err(Failure::at("find payload"))? else { return Ok(Sight::Nobody) };
         match self.look_at_child(cell, &process) {
-            Ok(posture) => Ok(Sight::Good(posture)),
+            Ok(posture) => Ok(Sight::Good(Box::new(posture))),
             // It may be killed while it waits.
             Err(_) if inspect::has_ended(&process) => Ok(Sight::Nobody),
             Err(failure) => {

@@ -18,6 +18,7 @@ mod resources;
 mod row;
 mod run;
 mod table;
+mod terminals;
 mod wasm;
 
 use std::collections::BTreeSet;
@@ -33,11 +34,19 @@ fn main() -> ExitCode {
         return ExitCode::SUCCESS;
     }
     let wanted: Vec<String> = std::env::args().skip(1).filter(|arg| !arg.starts_with('-')).collect();
-    let rows: Vec<&'static Row> =
-        [table::ROWS, resources::ROWS, wasm::ROWS, hostile::ROWS, images::ROWS, network::ROWS, table::REST]
-            .into_iter()
-            .flatten()
-            .collect();
+    let rows: Vec<&'static Row> = [
+        table::ROWS,
+        resources::ROWS,
+        wasm::ROWS,
+        hostile::ROWS,
+        terminals::ROWS,
+        images::ROWS,
+        network::ROWS,
+        table::REST,
+    ]
+    .into_iter()
+    .flatten()
+    .collect();
     let gaps = if wanted.is_empty() { gaps(&rows) } else { Vec::new() };
     let chosen: Vec<&'static Row> = rows
         .into_iter()

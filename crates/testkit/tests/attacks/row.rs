@@ -121,6 +121,8 @@ pub(crate) mod layers {
     pub(crate) const QUOTA_AND_RLIMITS: &[Layer] = &["scratch-quota", "rlimits"];
     pub(crate) const CGROUP_AND_RLIMITS: &[Layer] = &["cgroup-limits", "rlimits"];
     pub(crate) const CGROUP: &[Layer] = &["cgroup-limits"];
+    /// A session's cell sees the host's terminals in place of its own.
+    pub(crate) const TERMINALS: &[Layer] = &["terminals"];
 
     /// Without a user namespace, ids or cgroups of our own to assign, these cannot be taken away one by one.
     pub(crate) const NEED_ROOT: &[Layer] =

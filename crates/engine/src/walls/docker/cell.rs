@@ -394,7 +394,7 @@ fn look_at_held(blueprint: &Blueprint, built: &Built, number: u32) -> Result<Loo
     // Its number may be somebody else's by now, unless it still is the one that waits.
     match (looked, look::child_numbered(built.pid, number)) {
         (Ok(seen), Some(still)) if still == pid => {
-            Ok(Look::Good { posture: seen.posture, unseen: seen.unseen })
+            Ok(Look::Good { posture: Box::new(seen.posture), unseen: seen.unseen })
         }
         (Err(why), Some(still)) if still == pid => Err(why),
         _ => Ok(Look::Nobody),

@@ -10,6 +10,7 @@ mod driver;
 mod memory;
 mod samples;
 mod sandboxes;
+mod service;
 mod stage;
 mod wasm;
 
@@ -70,6 +71,7 @@ pub(crate) fn run(rounds: usize) -> Result {
     memory::report(&mut engine, &stage, HELD)?;
     throughput(&mut engine)?;
     engine.stop()?;
+    service::run(rounds, bench, &casemate, &stage)?;
     wasm::run(rounds, bench, &built, &stage)?;
     sandboxes::run(rounds, &casemate, &stage)
 }

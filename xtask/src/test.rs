@@ -42,7 +42,7 @@ const SUITE_LIMIT: Duration = Duration::from_secs(15 * 60);
 
 /// Whose suites are run a second time, without privileges, and which of them only root can run.
 const TESTKIT: &str = "casemate-testkit";
-const ROOT_ONLY: [&str; 2] = ["clients", "surroundings"];
+const ROOT_ONLY: [&str; 4] = ["clients", "service_abuse", "service_load", "surroundings"];
 
 pub(crate) fn run() -> Result {
     let started = Instant::now();

@@ -4,6 +4,7 @@
 //! ```text
 //! run                 one execution of /bin/true     MICROS phase:NAME=MICROS… step:NAME=MICROS…
 //! burst COUNT WIDTH   COUNT of them, WIDTH at a time  MICROS
+//! host                one execution of /bin/true in the image `host`  likewise
 //! call COUNT          COUNT calls of a WASM tool      likewise, a line for each, when all are over
 //! code LANGUAGE       one program in WASM             likewise
 //! calls COUNT WIDTH   COUNT of them, WIDTH at a time  MICROS
@@ -47,6 +48,7 @@ async fn main() {
     while let Some(line) = lines.recv().await {
         let answer = match line.split_whitespace().collect::<Vec<_>>().as_slice() {
             ["run"] => bench.run().await,
+            ["host"] => answer(bench.host().await),
             ["burst", count, width] => bench.burst(count.parse().unwrap(), width.parse().unwrap()).await,
             ["call", count] => bench.call_in_a_row(count.parse().unwrap()).await,
             ["code", language] => answer(bench.code(language.parse().unwrap()).await),
@@ -168,6 +170,19 @@ impl Bench {
         let done = self.engine.execute(request("/bin/true", LimitsDraft::new()), io).await;
         let took = start.elapsed();
         assert_eq!(done.outcome.status, Status::Exited { code: 0 });
+        (took, done.outcome)
+    }
+
+    /// The same in the image that needs no preparation, with somebody who waits for output.
+    async fn host(&self) -> (Duration, Outcome) {
+        let start = Instant::now();
+        let draft = RequestDraft::new(Workload::Command { argv: vec!["/bin/true".into()] });
+        let (sender, mut output) = mpsc::channel(16);
+        let io = Io { output: Some(sender), ..Io::default() };
+        let done = self.engine.execute(Request::new(draft).unwrap(), io).await;
+        let took = start.elapsed();
+        assert_eq!(done.outcome.status, Status::Exited { code: 0 });
+        assert!(output.recv().await.is_none());
         (took, done.outcome)
     }
 

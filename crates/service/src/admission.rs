@@ -133,7 +133,8 @@ impl Admission {
     /// How many cells there are, and how many requests wait for one.
     pub(crate) fn load(&self) -> (usize, usize) {
         let state = self.lock();
-        (state.taken, state.tenants.values().map(|tenant| tenant.waiting.len()).sum())
+        let waiting = state.tenants.values().flat_map(|tenant| &tenant.waiting);
+        (state.taken, waiting.filter(|waiting| !waiting.is_closed()).count())
     }
 
     /// How many cells a tenant has, and its share of the rest.

@@ -3,13 +3,11 @@
 mod common;
 
 use std::io::Write;
-use std::net::TcpStream;
 use std::thread;
 use std::time::Duration;
 
-use common::server::{HUNG, Server, answer, events, token};
+use common::server::{HUNG, Server, events, token};
 use common::{Home, eventually};
-use rustix::process::Signal;
 use serde_json::{Value, json};
 
 #[test]
@@ -302,67 +300,4 @@ fn it_ends_with_whoever_started_it_if_told_so() {
     server.post(&place, &json!({"command": ["sleep", "600"], "background": true})).is(201);
     drop(server.child.stdin.take());
     server.ends_well();
-}
-
-#[test]
-fn killed_under_load_it_leaves_nothing_and_the_next_one_says_so() {
-    let home = Home::new();
-    let mut acknowledged = Vec::new();
-    for _ in 0..3 {
-        let mut server = Server::start(&home);
-        let session = server.post("/v1/sessions", &json!({})).is(201).json();
-        let session = session["id"].as_str().expect("an id").to_owned();
-        server
-            .post(
-                &format!("/v1/sessions/{session}/processes"),
-                &json!({"command": ["sleep", "60"], "background": true}),
-            )
-            .is(201);
-        let address = server.address;
-        let clients: Vec<_> = (0..4)
-            .map(|_| {
-                thread::spawn(move || {
-                    let body = json!({"code": "print(1)"}).to_string();
-                    let request = format!(
-                        "POST /v1/executions HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
-                        body.len()
-                    );
-                    let mut done = Vec::new();
-                    while let Ok(mut stream) = TcpStream::connect(address) {
-                        if stream.write_all(request.as_bytes()).is_err() {
-                            break;
-                        }
-                        let told = answer(&mut stream);
-                        match serde_json::from_slice::<Value>(&told.body) {
-                            Ok(told) if told["receipt"].is_string() => done.push(told),
-                            _ => break,
-                        }
-                    }
-                    done
-                })
-            })
-            .collect();
-        thread::sleep(Duration::from_millis(700));
-        server.signal(Signal::KILL);
-        server.child.wait().expect("its own child");
-        for client in clients {
-            acknowledged.extend(client.join().expect("no panic"));
-        }
-        home.soon_no_process_left(&Default::default());
-    }
-    assert!(acknowledged.len() > 10, "only {} were answered", acknowledged.len());
-    let server = Server::start(&home);
-    let shown = server.get("/v1/sessions").is(200).json();
-    assert_eq!(shown["sessions"], json!([]), "no session outlives its server");
-    server.stop();
-    let records = home.records();
-    for told in &acknowledged {
-        let id = told["id"].as_str().expect("an id");
-        let closed = records.iter().any(|record| record["id"] == id && record["event"] == "closed");
-        assert!(closed, "{id} was acknowledged and has no receipt");
-    }
-    assert!(
-        records.iter().any(|record| record["event"] == "interrupted"),
-        "something ran when it was killed"
-    );
 }

@@ -40,6 +40,11 @@ impl Driver {
         self.once("run", parts)
     }
 
+    /// One execution in the image that there is always.
+    pub(super) fn host(&mut self) -> Result<Duration> {
+        self.once("host", None)
+    }
+
     /// Calls of a WASM tool, one after the other, likewise.
     pub(super) fn calls_in_a_row(&mut self, count: usize, parts: &mut Named) -> Result<Vec<Duration>> {
         let mut answer = self.ask(&format!("call {count}"))?;

@@ -1,9 +1,9 @@
 //! A daemon of a test's own, and clients that say to it exactly what is written here: plain sockets, nothing in between.
 
 use std::fs;
-use std::io::{Read, Write};
+use std::io::{BufRead, BufReader, ErrorKind, Read, Result, Write};
 use std::net::{SocketAddr, TcpStream};
-use std::process::{Child, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -65,9 +65,24 @@ impl<'a> Server<'a> {
     }
 
     pub(crate) fn start_with(home: &'a Home, flags: &[&str]) -> Server<'a> {
+        Server::run(home, home.command(Server::words(flags)))
+    }
+
+    /// With no more descriptors than these, whatever it wishes for.
+    pub(crate) fn start_limited(home: &'a Home, descriptors: usize) -> Server<'a> {
+        let mut command = Command::new("sh");
+        let plain = home.command(Server::words(&[]));
+        command.arg("-c").arg(format!("ulimit -n {descriptors}; exec \"$0\" \"$@\""));
+        command.arg(plain.get_program()).args(plain.get_args()).env("CASEMATE_HOME", home.path());
+        Server::run(home, command)
+    }
+
+    fn words<'b>(flags: &[&'b str]) -> Vec<&'b str> {
+        [&["serve", "--listen", "127.0.0.1:0"], flags].concat()
+    }
+
+    fn run(home: &'a Home, mut command: Command) -> Server<'a> {
         let log = home.beside("serve.log");
-        let words = [&["serve", "--listen", "127.0.0.1:0"], flags].concat();
-        let mut command = home.command(&words);
         command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(fs::File::create(&log).expect("a log"));
         let mut child = command.spawn().expect("the server starts");
         let deadline = Instant::now() + HUNG;
@@ -113,20 +128,8 @@ impl<'a> Server<'a> {
         headers: &[(&str, &str)],
         content: Option<&str>,
     ) -> Answer {
-        let content = content.unwrap_or_default();
-        let mut request =
-            format!("{method} {path} HTTP/1.1\r\nhost: {}\r\nconnection: close\r\n", self.address);
-        if let Some(token) = token {
-            request += &format!("authorization: Bearer {token}\r\n");
-        }
-        for (name, value) in headers {
-            request += &format!("{name}: {value}\r\n");
-        }
-        if !headers.iter().any(|(name, _)| *name == "content-type") {
-            request += "content-type: application/json\r\n";
-        }
-        request += &format!("content-length: {}\r\n\r\n{content}", content.len());
-        self.raw(request.as_bytes())
+        let headers = [headers, &[("connection", "close")][..]].concat();
+        self.raw(request(method, path, token, &headers, content).as_bytes())
     }
 
     pub(crate) fn get(&self, path: &str) -> Answer {
@@ -141,6 +144,18 @@ impl<'a> Server<'a> {
         let text = self.get("/metrics").is(200).text();
         let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
         line.unwrap_or_else(|| panic!("{name} in {text}")).parse().expect("a number")
+    }
+
+    /// Its resident memory, in bytes.
+    pub(crate) fn memory(&self) -> u64 {
+        let status = fs::read_to_string(format!("/proc/{}/status", self.child.id())).expect("it runs");
+        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("a size");
+        line.trim().trim_end_matches(" kB").parse::<u64>().expect("a number") * 1024
+    }
+
+    /// How many descriptors it has open.
+    pub(crate) fn descriptors(&self) -> usize {
+        super::leftovers::names(format!("/proc/{}/fd", self.child.id()).as_ref()).len()
     }
 
     pub(crate) fn signal(&self, signal: Signal) {
@@ -172,6 +187,28 @@ impl Drop for Server<'_> {
     }
 }
 
+/// As it is sent: JSON, unless a header says otherwise.
+pub(crate) fn request(
+    method: &str,
+    path: &str,
+    token: Option<&str>,
+    headers: &[(&str, &str)],
+    content: Option<&str>,
+) -> String {
+    let content = content.unwrap_or_default();
+    let mut request = format!("{method} {path} HTTP/1.1\r\nhost: localhost\r\n");
+    if let Some(token) = token {
+        request += &format!("authorization: Bearer {token}\r\n");
+    }
+    for (name, value) in headers {
+        request += &format!("{name}: {value}\r\n");
+    }
+    if !headers.iter().any(|(name, _)| *name == "content-type") {
+        request += "content-type: application/json\r\n";
+    }
+    request + &format!("content-length: {}\r\n\r\n{content}", content.len())
+}
+
 pub(crate) fn answer(stream: &mut TcpStream) -> Answer {
     let mut bytes = Vec::new();
     let _ = stream.read_to_end(&mut bytes);
@@ -181,6 +218,36 @@ pub(crate) fn answer(stream: &mut TcpStream) -> Answer {
     let rest = bytes.get(end + 4..).unwrap_or_default();
     let body = if head.contains("transfer-encoding: chunked") { unchunked(rest) } else { rest.to_vec() };
     Answer { status, head, body }
+}
+
+/// A connection that is kept, for one request after the other.
+pub(crate) struct Kept(BufReader<TcpStream>);
+
+impl Kept {
+    pub(crate) fn connect(address: SocketAddr) -> Result<Kept> {
+        let stream = TcpStream::connect(address)?;
+        stream.set_nodelay(true)?;
+        stream.set_read_timeout(Some(HUNG))?;
+        Ok(Kept(BufReader::new(stream)))
+    }
+
+    /// Sends it as it is, and reads an answer that announces its length.
+    pub(crate) fn ask(&mut self, request: &str) -> Result<Answer> {
+        self.0.get_mut().write_all(request.as_bytes())?;
+        let mut head = String::new();
+        while !head.ends_with("\r\n\r\n") {
+            if self.0.read_line(&mut head)? == 0 {
+                return Err(ErrorKind::UnexpectedEof.into());
+            }
+        }
+        head.make_ascii_lowercase();
+        let status = head.split_whitespace().nth(1).and_then(|status| status.parse().ok()).unwrap_or(0);
+        let length = head.lines().find_map(|line| line.strip_prefix("content-length: "));
+        let length = length.and_then(|length| length.parse().ok()).ok_or(ErrorKind::InvalidData)?;
+        let mut body = vec![0; length];
+        self.0.read_exact(&mut body)?;
+        Ok(Answer { status, head, body })
+    }
 }
 
 fn unchunked(mut rest: &[u8]) -> Vec<u8> {

@@ -35,7 +35,7 @@ def document(client):
 @pytest.mark.parametrize("flags", [("--cells", "256", "--cells-per-tenant", "256")])
 def test_every_answer_is_as_described(server, client, tmp_path):
     session = client.post("/v1/sessions", json={"ttl": "10m"}).raise_for_status().json()["id"]
-    program = {"command": ["true"], "background": True}
+    program = {"command": ["sleep", "0.1"], "background": True}
     pid = client.post(f"/v1/sessions/{session}/processes", json=program).raise_for_status().json()["pid"]
     words = [SCHEMATHESIS, "run", f"{server.url}/openapi.json", "--header", f"Authorization: {client.headers['Authorization']}"]
     words += ["--seed", "7", "--generation-deterministic", "--no-color", "--max-examples", "20", "--request-timeout", "30"]
@@ -53,7 +53,8 @@ def test_nothing_is_there_that_is_not_described(client, document):
         taken = client.request("TRACE", path)
         assert taken.status_code == 405 and taken.json()["code"] == "method-not-allowed", path
         described = {method.upper() for method in METHODS if method in item}
-        described |= {"HEAD"} & {"HEAD" if "GET" in described else ""}
+        if "GET" in described:
+            described.add("HEAD")
         assert set(taken.headers["allow"].split(",")) == described, path
 
 

@@ -10,11 +10,12 @@ pub(super) fn add(api: &mut OpenApi) {
     NAMINGS.iter().for_each(|naming| link(api, naming));
 }
 
-/// What an answer names, and the addresses below which the name is good for something.
 struct Naming {
     operation: &'static str,
     status: &'static str,
+    /// What a path calls it, and where it stands.
     names: &'static [(&'static str, &'static str)],
+    /// The addresses that it is good for.
     below: &'static [&'static str],
 }
 
@@ -46,32 +47,30 @@ const NAMINGS: [Naming; 4] = [
 ];
 
 fn link(api: &mut OpenApi, naming: &Naming) {
-    let all = || naming.names.iter().map(|(name, _)| format!("{{{name}}}"));
-    let takes = |path: &str| {
-        path.matches('{').count() == naming.names.len() && all().all(|name| path.contains(&name))
-    };
-    let is_below = |path: &str| naming.below.iter().any(|below| path.starts_with(below));
-    let there = api.paths.paths.iter_mut().filter(|(path, _)| takes(path) && is_below(path));
-    let there: Vec<String> = there
+    let paths = &mut api.paths.paths;
+    let there: Vec<String> = paths
+        .iter_mut()
+        .filter(|(path, _)| naming.is_used_at(path))
         .flat_map(|(_, item)| operations(item))
         .filter_map(|operation| operation.operation_id.clone())
         .collect();
-    let maker = api
-        .paths
-        .paths
-        .values_mut()
-        .flat_map(operations)
-        .find(|it| it.operation_id.as_deref() == Some(naming.operation));
-    let Some(RefOr::T(made)) = maker.and_then(|maker| maker.responses.responses.get_mut(naming.status))
-    else {
-        return;
-    };
-    for id in there {
-        let link =
-            naming.names.iter().fold(Link::builder().operation_id(id.as_str()), |link, (name, place)| {
-                link.parameter(*name, *place)
-            });
-        made.links.insert(id, link.build().into());
+    let mut all = paths.values_mut().flat_map(operations);
+    let maker = all.find(|operation| operation.operation_id.as_deref() == Some(naming.operation));
+    if let Some(RefOr::T(made)) = maker.and_then(|maker| maker.responses.responses.get_mut(naming.status)) {
+        made.links.extend(there.into_iter().map(|id| (id.clone(), naming.link(id).into())));
+    }
+}
+
+impl Naming {
+    fn is_used_at(&self, path: &str) -> bool {
+        let takes_all = self.names.iter().all(|(name, _)| path.contains(&format!("{{{name}}}")));
+        let takes_more = path.matches('{').count() > self.names.len();
+        takes_all && !takes_more && self.below.iter().any(|below| path.starts_with(below))
+    }
+
+    fn link(&self, operation: String) -> Link {
+        let link = Link::builder().operation_id(operation);
+        self.names.iter().fold(link, |link, (name, place)| link.parameter(*name, *place)).build()
     }
 }
 

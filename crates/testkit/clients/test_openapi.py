@@ -38,7 +38,7 @@ def test_every_answer_is_as_described(server, client, tmp_path):
     program = {"command": ["sleep", "0.1"], "background": True}
     pid = client.post(f"/v1/sessions/{session}/processes", json=program).raise_for_status().json()["pid"]
     words = [SCHEMATHESIS, "run", f"{server.url}/openapi.json", "--header", f"Authorization: {client.headers['Authorization']}"]
-    words += ["--seed", "7", "--generation-deterministic", "--no-color", "--max-examples", "20", "--request-timeout", "30"]
+    words += ["--seed", "7", "--generation-deterministic", "--no-color", "--max-examples", "12", "--request-timeout", "30"]
     # It goes on for as long as the session lives, which is tested elsewhere.
     words += ["--exclude-checks", OTHERS, "--exclude-operation-id", "watchFiles"]
     environment = {**os.environ, "SCHEMATHESIS_HOOKS": "openapi_hooks", "PYTHONPATH": str(HERE), "SESSION": session, "PID": str(pid)}

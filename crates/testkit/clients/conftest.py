@@ -64,9 +64,15 @@ def home(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def server(home: Path):
+def flags() -> tuple[str, ...]:
+    """What a server is started with, unless a test says otherwise."""
+    return ()
+
+
+@pytest.fixture
+def server(home: Path, flags: tuple[str, ...]):
     """A server that answers without tokens. It must end well."""
-    server = Server(home)
+    server = Server(home, *flags)
     try:
         yield server
         server.stop()

@@ -3,6 +3,8 @@
 //! An address is described where it is handled (`#[utoipa::path]`), and listed below. What a handler can answer besides what it is for
 //! is named by the sets of problems that stand here.
 
+mod links;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::LazyLock;
 
@@ -12,7 +14,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use sha2::{Digest, Sha256};
 use utoipa::openapi::header::HeaderBuilder;
-use utoipa::openapi::path::{Operation, Parameter, ParameterBuilder, ParameterIn};
+use utoipa::openapi::path::{Operation, Parameter, ParameterBuilder, ParameterIn, PathItem};
 use utoipa::openapi::schema::{Object, Type};
 use utoipa::openapi::security::{ApiKey, ApiKeyValue, HttpAuthScheme, HttpBuilder, SecurityScheme};
 use utoipa::openapi::{Components, Header, Ref, RefOr, Required, Response, ResponseBuilder};
@@ -183,15 +185,17 @@ impl Modify for Everywhere {
         let components = api.components.get_or_insert_default();
         add_security(components);
         add_problems(components);
-        for item in api.paths.paths.values_mut() {
-            let operations =
-                [&mut item.get, &mut item.put, &mut item.post, &mut item.delete, &mut item.patch];
-            for operation in operations.into_iter().flatten() {
-                name_request(operation);
-                take_no_bytes(operation);
-            }
+        for operation in api.paths.paths.values_mut().flat_map(operations) {
+            name_request(operation);
+            take_no_bytes(operation);
         }
+        links::add(api);
     }
+}
+
+fn operations(item: &mut PathItem) -> impl Iterator<Item = &mut Operation> {
+    let operations = [&mut item.get, &mut item.put, &mut item.post, &mut item.delete, &mut item.patch];
+    operations.into_iter().flatten()
 }
 
 fn add_security(components: &mut Components) {

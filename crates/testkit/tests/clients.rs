@@ -30,7 +30,14 @@ macro_rules! clients {
 /// Where files of tests lie, from the root of the sources.
 const DIRECTORIES: [&str; 1] = ["crates/testkit/clients"];
 
-clients! {}
+clients! {
+    e2b_sandboxes: "crates/testkit/clients/test_e2b_sandboxes.py";
+    e2b_commands: "crates/testkit/clients/test_e2b_commands.py";
+    e2b_files: "crates/testkit/clients/test_e2b_files.py";
+    e2b_code: "crates/testkit/clients/test_e2b_code.py";
+    e2b_async: "crates/testkit/clients/test_e2b_async.py";
+    e2b_protocol: "crates/testkit/clients/test_e2b_protocol.py";
+}
 
 fn root() -> PathBuf {
     let here = std::env::var_os("CARGO_MANIFEST_DIR").map(PathBuf::from);

@@ -15,7 +15,9 @@ START = {"process": {"cmd": "/bin/echo", "args": ["hello"]}}
 def http(e2b):
     sandbox = Sandbox.create(timeout=60)
     headers = {"e2b-sandbox-id": sandbox.sandbox_id, "x-access-token": sandbox._envd_access_token}
-    with httpx.Client(base_url=e2b.url, headers=headers, timeout=60) as http:
+    # A server that refuses a request unread may close its connection: each gets one of its own.
+    alone = httpx.Limits(max_keepalive_connections=0)
+    with httpx.Client(base_url=e2b.url, headers=headers, timeout=60, limits=alone) as http:
         yield http
         assert sandbox.commands.run("echo still here").stdout == "still here\n"
 

@@ -272,3 +272,25 @@ def test_the_same_without_e2b(server):
         flood = run(code="while True: print('x' * 1000)").json()
         assert flood["error"]["name"] == "ContextLost" and "output" in flood["error"]["value"]
         assert run(code="1 + 1").json()["results"] == [{"text/plain": "2"}]
+
+
+def test_a_session_whose_contexts_only_wait_is_idle(server):
+    with httpx.Client(base_url=server.url, timeout=30) as http:
+        session = http.post("/v1/sessions", json={"idle_timeout": "1s"}).json()["id"]
+        run = lambda code: http.post(f"/v1/sessions/{session}/code", json={"code": code}).json()["results"]
+        assert run("import time\ntime.sleep(2)\n'code that runs is use'") == [{"text/plain": "'code that runs is use'"}]
+        deadline = time.monotonic() + 10
+        while http.get(f"/v1/sessions/{session}").json()["state"] == "running":
+            assert time.monotonic() < deadline, "it is still there"
+            time.sleep(0.2)
+
+
+def test_the_first_ones_to_come_share_a_context(server):
+    with httpx.Client(base_url=server.url, timeout=30) as http:
+        session = http.post("/v1/sessions", json={}).json()["id"]
+        contexts = []
+        ask = lambda: contexts.append(http.post(f"/v1/sessions/{session}/code", json={"code": "1"}).json()["context"])
+        threads = [threading.Thread(target=ask) for _ in range(8)]
+        [thread.start() for thread in threads]
+        [thread.join() for thread in threads]
+        assert len(contexts) == 8 and len(set(contexts)) == 1

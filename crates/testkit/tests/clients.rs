@@ -31,12 +31,12 @@ macro_rules! clients {
 const DIRECTORIES: [&str; 1] = ["crates/testkit/clients"];
 
 clients! {
-    e2b_sandboxes: "crates/testkit/clients/test_e2b_sandboxes.py";
+    e2b_async: "crates/testkit/clients/test_e2b_async.py";
+    e2b_code: "crates/testkit/clients/test_e2b_code.py";
     e2b_commands: "crates/testkit/clients/test_e2b_commands.py";
     e2b_files: "crates/testkit/clients/test_e2b_files.py";
-    e2b_code: "crates/testkit/clients/test_e2b_code.py";
-    e2b_async: "crates/testkit/clients/test_e2b_async.py";
     e2b_protocol: "crates/testkit/clients/test_e2b_protocol.py";
+    e2b_sandboxes: "crates/testkit/clients/test_e2b_sandboxes.py";
 }
 
 fn root() -> PathBuf {

@@ -52,7 +52,11 @@ pub(crate) enum Language {
 
 /// Those of one session, by id.
 #[derive(Debug, Default)]
-pub(crate) struct Contexts(Mutex<BTreeMap<String, Arc<Context>>>);
+pub(crate) struct Contexts {
+    known: Mutex<BTreeMap<String, Arc<Context>>>,
+    /// One at a time, so that two who need the same one do not make two.
+    opening: Turn<()>,
+}
 
 /// Where code runs and leaves what it defines. One piece at a time; the others wait for their turn.
 #[derive(Debug)]
@@ -162,6 +166,7 @@ impl Contexts {
         live: &Arc<Live>,
         language: Language,
     ) -> Result<Arc<Context>, Problem> {
+        let _turn = live.contexts.opening.lock().await;
         let is_it = |context: &&Arc<Context>| context.is_default && context.language == language;
         let found = live.contexts.lock().values().find(is_it).cloned();
         if let Some(context) = found {
@@ -176,6 +181,7 @@ impl Contexts {
         language: Language,
         cwd: Option<String>,
     ) -> Result<Arc<Context>, Problem> {
+        let _turn = live.contexts.opening.lock().await;
         Contexts::open(app, live, language, cwd, false).await
     }
 
@@ -211,6 +217,11 @@ impl Contexts {
         self.lock().values().cloned().collect()
     }
 
+    /// Whether code runs in any of them. Those that only wait for code do nothing.
+    pub(crate) fn are_busy(&self) -> bool {
+        self.lock().values().any(|context| context.line.try_lock().is_err())
+    }
+
     /// Ends one, and everything in it.
     pub(crate) fn remove(&self, id: &str) -> Result<(), Problem> {
         let removed = self.lock().remove(id).ok_or_else(|| Problem::not_found("context"))?;
@@ -219,7 +230,7 @@ impl Contexts {
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, BTreeMap<String, Arc<Context>>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

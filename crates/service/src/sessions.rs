@@ -16,7 +16,7 @@ use tokio::sync::watch;
 
 use crate::app::App;
 use crate::executions::note;
-use crate::interpreter::Contexts;
+use crate::interpreter::{self, Contexts};
 use crate::problem::{Code, Problem};
 use crate::quota::{self, Admitted};
 use crate::store::now;
@@ -216,7 +216,9 @@ impl Live {
     }
 
     fn is_busy(&self) -> bool {
-        self.lock().values().any(|process| !process.log.is_over())
+        let is_interpreter = |process: &Running| process.tag.as_deref() == Some(interpreter::TAG);
+        let runs = |process: &Arc<Running>| !process.log.is_over() && !is_interpreter(process);
+        self.lock().values().any(runs) || self.contexts.are_busy()
     }
 
     /// From now on.

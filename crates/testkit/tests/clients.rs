@@ -31,9 +31,11 @@ macro_rules! clients {
 const DIRECTORIES: [&str; 2] = ["crates/testkit/clients", "sdk/python/tests"];
 
 clients! {
+    e2b_async: "crates/testkit/clients/test_e2b_async.py";
     e2b_code: "crates/testkit/clients/test_e2b_code.py";
     e2b_commands: "crates/testkit/clients/test_e2b_commands.py";
     e2b_files: "crates/testkit/clients/test_e2b_files.py";
+    e2b_protocol: "crates/testkit/clients/test_e2b_protocol.py";
     e2b_sandboxes: "crates/testkit/clients/test_e2b_sandboxes.py";
     mcp: "crates/testkit/clients/test_mcp.py";
     native: "crates/testkit/clients/test_native.py";

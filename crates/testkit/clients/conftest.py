@@ -26,7 +26,7 @@ class Server:
                 words, env=self.environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=log
             )
         deadline = time.monotonic() + PATIENCE
-        while not (found := re.search(r"listening on (https?://\S+)", self.log.read_text())):
+        while not (found := re.search(r"listening on (https?://\S+)\n", self.log.read_text())):
             assert self.process.poll() is None, self.log.read_text()
             assert time.monotonic() < deadline, "it does not listen"
             time.sleep(0.005)

@@ -48,6 +48,11 @@ class Place:
         assert done.returncode == 0, done.stderr
         return done.stdout
 
+    def ended(self) -> dict[str, dict]:
+        """How each execution, session and program ended whose record is closed."""
+        listed = [json.loads(line) for line in self.evidence("ls", "--json").splitlines()]
+        return {one["id"]: one["status"] for one in listed if one.get("status")}
+
 
 @pytest.fixture(params=VERSIONS)
 def mode(request) -> str:
@@ -330,9 +335,10 @@ def test_receipts_verify_and_nothing_is_left(place):
             assert ran["id"] in place.evidence("show", ran["id"])
             place.evidence("verify", ran["id"], "--head", ran["receipt"])
         assert await gone_within(words, 10), "it ends with its client"
-        deadline = time.monotonic() + 10
-        while '"kind":"closed"' not in place.evidence("show", ran["session"], "--json") and time.monotonic() < deadline:
-            await anyio.sleep(0.05)
+        with anyio.fail_after(10):
+            while (status := place.ended().get(ran["session"])) is None:
+                await anyio.sleep(0.05)
+        assert (status["kind"], status["cause"]) == ("killed", "wall-time" if walls else "cancelled")
         place.evidence("verify", ran["session"])
 
     anyio.run(check)

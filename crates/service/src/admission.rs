@@ -134,7 +134,7 @@ impl Admission {
     pub(crate) fn load(&self) -> (usize, usize) {
         let state = self.lock();
         let waiting = state.tenants.values().flat_map(|tenant| &tenant.waiting);
-        (state.taken, waiting.filter(|waiting| !waiting.is_closed()).count())
+        (state.taken, waiting.filter(|waiting| !waiting.call.is_closed()).count())
     }
 
     /// How many cells a tenant has, and its share of the rest.

@@ -48,6 +48,11 @@ class Place:
         assert done.returncode == 0, done.stderr
         return done.stdout
 
+    def ended(self) -> dict[str, dict]:
+        """How each execution, session and program ended whose record is closed."""
+        listed = [json.loads(line) for line in self.evidence("ls", "--json").splitlines()]
+        return {one["id"]: one["status"] for one in listed if one.get("status")}
+
 
 @pytest.fixture(params=VERSIONS)
 def mode(request) -> str:
@@ -82,13 +87,12 @@ def is_running(words: str) -> bool:
     return False
 
 
-def gone_within(words: str, seconds: float) -> bool:
-    deadline = time.monotonic() + seconds
-    while is_running(words):
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.02)
-    return True
+async def gone_within(words: str, seconds: float) -> bool:
+    with anyio.move_on_after(seconds):
+        while is_running(words):
+            await anyio.sleep(0.02)
+        return True
+    return False
 
 
 def test_tools_say_what_they_take_and_what_they_answer(place):
@@ -252,7 +256,7 @@ def test_a_call_can_be_cancelled(place):
                     while not is_running(words):
                         await anyio.sleep(0.02)
                 tasks.cancel_scope.cancel()
-            assert gone_within(words, 1), "it is killed within a second"
+            assert await gone_within(words, 1), "it is killed within a second"
             after = await client.call_tool("list_files", {})
             assert after.structured_content["session"] == before.structured_content["session"]
             assert [entry["path"] for entry in after.structured_content["entries"]] == ["/work/a"]
@@ -330,10 +334,11 @@ def test_receipts_verify_and_nothing_is_left(place):
             assert ran["stdout"] == "begun\n" and is_running(words)
             assert ran["id"] in place.evidence("show", ran["id"])
             place.evidence("verify", ran["id"], "--head", ran["receipt"])
-        assert gone_within(words, 10), "it ends with its client"
-        deadline = time.monotonic() + 10
-        while '"kind":"closed"' not in place.evidence("show", ran["session"], "--json") and time.monotonic() < deadline:
-            time.sleep(0.05)
+        assert await gone_within(words, 10), "it ends with its client"
+        with anyio.fail_after(10):
+            while (status := place.ended().get(ran["session"])) is None:
+                await anyio.sleep(0.05)
+        assert (status["kind"], status["cause"]) == ("killed", "wall-time" if walls else "cancelled")
         place.evidence("verify", ran["session"])
 
     anyio.run(check)
@@ -404,11 +409,14 @@ def test_whatever_ends_it_takes_the_cell_along(pipe, home, how):
 def test_what_is_not_the_protocol_is_answered_and_harms_nothing(pipe):
     pipe.initialize()
     pipe.send(b"this is no JSON")
-    assert pipe.answer()["error"]["code"] == -32700
+    pipe.send(b"")
+    pipe.send(b'{"x": 1}')
+    assert pipe.answer()["error"]["code"] == -32600
     pipe.send(b'{"jsonrpc": "2.0", "id": 7, "method": "tools/call"}')
     assert "error" in pipe.answer()
     pipe.ask("no/such/method", {}, id=8)
     assert pipe.answer()["error"]["code"] == -32601
+    pipe.send(b"[" * 200_000)
     pipe.ask("tools/call", {"name": "run_code", "arguments": {"code": "print(1)"}}, id=9)
     answer = pipe.answer()
     assert answer["id"] == 9 and answer["result"]["structuredContent"]["stdout"] == "1\n"
@@ -519,8 +527,10 @@ def test_bad_requests_are_refused(server):
     for what, status, answer in [
         ("garbage", 415, httpx.post(url, content=b"garbage", headers=HEADERS)),
         ("no JSON", 400, httpx.post(url, content=b"{nonsense", headers={**HEADERS, **kind})),
+        ("no message", 400, httpx.post(url, json={"x": 1}, headers=HEADERS)),
+        ("a bomb", 400, httpx.post(url, content=b"[" * 100_000, headers={**HEADERS, **kind})),
         ("only JSON is taken", 406, httpx.post(url, json=INITIALIZE, headers={"accept": "application/json"})),
-        ("no session", 422, httpx.post(url, json={"jsonrpc": "2.0", "id": 1, "method": "tools/list"}, headers=HEADERS)),
+        ("no session", 400, httpx.post(url, json={"jsonrpc": "2.0", "id": 1, "method": "tools/list"}, headers=HEADERS)),
         ("unknown version", 400, httpx.get(url, headers={**HEADERS, "mcp-session-id": connection, "mcp-protocol-version": "1999-01-01"})),
         ("other methods", 405, httpx.put(url, headers=HEADERS)),
         ("too large", 413, httpx.post(url, content=b" " * ((16 << 20) + 1), headers={**HEADERS, **kind})),
@@ -536,11 +546,32 @@ def test_bad_requests_are_refused(server):
     assert "other walls than before" in other.text
 
 
+def test_a_server_that_stops_waits_for_no_client(server):
+    connection = connect(server)
+    headers = {**HEADERS, "mcp-session-id": connection}
+    words = f"sleep 6{os.getpid()}{time.monotonic_ns() % 10**6}"
+    call = {
+        "jsonrpc": "2.0", "id": 1, "method": "tools/call",
+        "params": {"name": "run_command", "arguments": {"command": words, "timeout": 600}},
+    }
+    url = f"{server.url}/mcp"
+    with httpx.stream("GET", url, headers=headers) as heard, httpx.stream("POST", url, json=call, headers=headers) as answer:
+        assert heard.status_code == answer.status_code == 200
+        deadline = time.monotonic() + 20
+        while not is_running(words):
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        began = time.monotonic()
+        server.stop()
+        assert time.monotonic() - began < 15 and not is_running(words)
+
+
 def test_a_tenant_has_so_many_clients_and_no_more(server):
-    connections = [connect(server) for _ in range(256)]
-    full = httpx.post(f"{server.url}/mcp", json=INITIALIZE, headers=HEADERS)
-    assert "too many clients" in full.text
-    assert httpx.delete(f"{server.url}/mcp", headers={**HEADERS, "mcp-session-id": connections[0]}).status_code == 204
-    deadline = time.monotonic() + 5
-    while "too many" in httpx.post(f"{server.url}/mcp", json=INITIALIZE, headers=HEADERS).text:
-        assert time.monotonic() < deadline
+    url = f"{server.url}/mcp"
+    with httpx.Client(headers=HEADERS) as client:
+        connections = [client.post(url, json=INITIALIZE).headers["mcp-session-id"] for _ in range(256)]
+        assert "too many clients" in client.post(url, json=INITIALIZE).text
+        assert client.delete(url, headers={"mcp-session-id": connections[0]}).status_code == 204
+        deadline = time.monotonic() + 5
+        while "too many" in client.post(url, json=INITIALIZE).text:
+            assert time.monotonic() < deadline

@@ -95,9 +95,13 @@ async fn serve(app: &App, tenants: &Tenants, caller: &Caller, request: Request) 
     let is_new = known.is_none();
     let key = known.map_or_else(new_key, Ok)?;
     parts.extensions.insert(Visit { setup, key: key.clone(), is_new });
-    let is_end = parts.method == Method::DELETE;
+    let (is_end, is_json) = (parts.method == Method::DELETE, is_json(&parts.headers));
     let response = tenant.service.handle(Request::from_parts(parts, Full::new(bytes))).await;
     let mut response = response.map(Body::new);
+    if is_json && response.status() == StatusCode::UNSUPPORTED_MEDIA_TYPE {
+        let hint = "send one JSON-RPC message, as the Model Context Protocol has them";
+        return Err(Problem::new(Code::Malformed, "the body is no message of the protocol", hint));
+    }
     if is_end && response.status() == StatusCode::ACCEPTED {
         // It has ended, not only been heard.
         *response.status_mut() = StatusCode::NO_CONTENT;
@@ -109,6 +113,11 @@ async fn serve(app: &App, tenants: &Tenants, caller: &Caller, request: Request) 
         response.headers_mut().append(header::SET_COOKIE, cookie);
     }
     Ok(response)
+}
+
+fn is_json(headers: &HeaderMap) -> bool {
+    let kind = headers.get(header::CONTENT_TYPE).and_then(|kind| kind.to_str().ok());
+    kind.is_some_and(|kind| kind.starts_with("application/json"))
 }
 
 /// Only what looks like one of ours.

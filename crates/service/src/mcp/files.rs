@@ -96,9 +96,9 @@ pub(super) async fn read(live: &Live, Wanted { path, offset, length }: Wanted) -
     }
     if let Some(kind) = picture(&bytes).filter(|_| may_be_picture) {
         let structured = json!({"path": path, "size": size, "offset": 0, "left_out": 0, "media_type": kind});
-        let answer = Answer::new(format!("{path}: {kind}, {size} bytes"), structured);
-        let picture = ContentBlock::image(STANDARD.encode(&bytes), kind);
-        return Ok(Answer { content: vec![answer.content, vec![picture]].concat(), ..answer });
+        let mut answer = Answer::new(format!("{path}: {kind}, {size} bytes"), structured);
+        answer.content.push(ContentBlock::image(STANDARD.encode(&bytes), kind));
+        return Ok(answer);
     }
     bytes.truncate(length as usize);
     Ok(part(&path, size, offset, bytes))

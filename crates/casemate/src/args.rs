@@ -64,7 +64,7 @@ SIGTERM and Ctrl-C stop it: nothing new begins, what runs may end, every cell is
 
 const MCP_EXAMPLES: &str = "\
 Examples:
-  casemate mcp                                     for a client that starts it: {\"command\": \"casemate\", \"args\": [\"mcp\"]}
+  casemate mcp                                     what an MCP client is told to start
   casemate mcp --risk high --memory 512M --timeout 2m
 
 Standard output carries nothing but the protocol. The tools share one cell, which is gone when standard input ends, or after \
@@ -185,8 +185,13 @@ pub(crate) enum LogForm {
     Json,
 }
 
+/// The heading of what `run` has under another, with more.
+const CELL: &str = "What is in the cell";
+
 #[derive(Debug, Args)]
 #[command(mut_arg("timeout", |arg| arg.help("Wall time of one call, at most [default: 1h, and 60s for a call that does not say]")))]
+#[command(mut_arg("cpu_time", |arg| arg.help("CPU time of all calls together [default: 24h]")))]
+#[command(mut_arg("max_output", |arg| arg.help("Output of one call, of which head and tail are told [default: 64M]")))]
 pub(crate) struct McpArgs {
     #[command(flatten)]
     pub(crate) walls: WallArgs,
@@ -195,15 +200,15 @@ pub(crate) struct McpArgs {
     pub(crate) limits: LimitArgs,
 
     /// Root file system: `host` (its /usr, read-only), or an image of the store by name or digest
-    #[arg(long, value_name = "IMAGE", default_value = "host")]
+    #[arg(long, value_name = "IMAGE", default_value = "host", help_heading = CELL)]
     pub(crate) image: String,
 
     /// Working directory in the cell
-    #[arg(long, value_name = "DIR")]
+    #[arg(long, value_name = "DIR", help_heading = CELL)]
     pub(crate) cwd: Option<String>,
 
     /// An environment variable; the host's own are not passed on
-    #[arg(long, value_name = "NAME=VALUE")]
+    #[arg(long, value_name = "NAME=VALUE", help_heading = CELL)]
     pub(crate) env: Vec<String>,
 }
 
@@ -618,7 +623,9 @@ mod tests {
 
     #[test]
     fn help_texts() {
-        for name in ["", "run", "explain", "doctor", "image", "image import", "evidence", "evidence verify"] {
+        for name in
+            ["", "run", "explain", "doctor", "image", "image import", "evidence", "evidence verify", "mcp"]
+        {
             let words: Vec<&str> =
                 name.split(' ').filter(|word| !word.is_empty()).chain(["--help"]).collect();
             insta::assert_snapshot!(format!("help {name}").trim(), parse(&words).unwrap_err());

@@ -13,6 +13,7 @@ mod stdio;
 mod tools;
 
 use std::sync::{Arc, OnceLock, Weak};
+use std::time::Duration;
 
 use rmcp::model::{
     CallToolRequestParams, CallToolResponse, CallToolResult, ContentBlock, ErrorData, Implementation,
@@ -24,6 +25,7 @@ use rmcp::{RoleServer, ServerHandler};
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use tokio::sync::Semaphore;
+use tokio::time::{sleep, timeout};
 
 use crate::app::{App, Shared};
 use crate::problem::{Code, Problem};
@@ -115,7 +117,8 @@ impl Handler {
         if self.has_connection() {
             return Ok(Whose::Connected(client));
         }
-        let named = arguments.remove("session").map(|named| parse::<String>(named, "session")).transpose()?;
+        let named =
+            arguments.remove("session").map(|named| parse::<String>(&named, "session")).transpose()?;
         Ok(Whose::Visitor(client, named))
     }
 
@@ -131,20 +134,15 @@ impl Handler {
         let _call = client.call()?;
         let arguments = Value::Object(arguments);
         if tool == Tool::Explain {
-            return tools::explain(&app, client.setup(), parse(arguments, "arguments")?);
+            return tools::explain(&app, client.setup(), parse(&arguments, "arguments")?);
         }
-        let place = whose.place(&app).await?;
-        let answered = tool.answer(&app, &place, client.setup(), arguments.clone(), context).await;
-        let (place, answered) = match (answered, &whose) {
-            // It ended before anything began: that was not the caller's doing, and they get another one.
-            (Err(problem), Whose::Connected(_) | Whose::Visitor(_, None)) if problem.code == Code::Ended => {
-                place.live.session.ended().await;
-                let place = whose.place(&app).await?;
-                let answered = tool.answer(&app, &place, client.setup(), arguments, context).await;
-                (place, answered)
-            }
-            (answered, _) => (place, answered),
-        };
+        let mut place = whose.place(&app).await?;
+        let mut answered = tool.answer(&app, &place, client.setup(), &arguments, context).await;
+        // It ended before anything began: that was not the caller's doing, and they get another one.
+        if whose.may_have_another() && ended_meanwhile(&place, &answered).await {
+            place = whose.place(&app).await?;
+            answered = tool.answer(&app, &place, client.setup(), &arguments, context).await;
+        }
         let mut answer = match (answered, &place.lost) {
             (Err(problem), None) => return Err(problem),
             (answered, _) => answered.unwrap_or_else(Answer::from),
@@ -169,6 +167,11 @@ impl Whose {
         match self {
             Whose::Connected(client) | Whose::Visitor(client, _) => client,
         }
+    }
+
+    /// Whoever names a session means that one.
+    fn may_have_another(&self) -> bool {
+        !matches!(self, Whose::Visitor(_, Some(_)))
     }
 
     async fn place(&self, app: &App) -> Result<Place, Problem> {
@@ -247,11 +250,18 @@ impl ServerHandler for Handler {
     }
 }
 
+/// Whether there was no answer because the session is over.
+async fn ended_meanwhile(place: &Place, answered: &Result<Answer, Problem>) -> bool {
+    const PATIENCE: Duration = Duration::from_secs(2);
+    let is_ended = matches!(answered, Err(problem) if problem.code == Code::Ended);
+    is_ended && timeout(PATIENCE, place.live.session.ended()).await.is_ok()
+}
+
 /// What was cancelled has this long to end by itself.
 async fn cancelled_for_long(context: &RequestContext<RoleServer>) {
-    const LAST_WORDS: std::time::Duration = std::time::Duration::from_secs(5);
+    const LAST_WORDS: Duration = Duration::from_secs(5);
     context.ct.cancelled().await;
-    tokio::time::sleep(LAST_WORDS).await;
+    sleep(LAST_WORDS).await;
 }
 
 fn cancelled() -> Problem {
@@ -266,8 +276,8 @@ fn visit(context: &RequestContext<RoleServer>) -> Option<&Visit> {
     context.extensions.get::<axum::http::request::Parts>()?.extensions.get()
 }
 
-fn parse<T: DeserializeOwned>(value: Value, what: &str) -> Result<T, Problem> {
-    serde_json::from_value(value).map_err(|error| {
+fn parse<T: DeserializeOwned>(value: &Value, what: &str) -> Result<T, Problem> {
+    T::deserialize(value).map_err(|error| {
         let detail = format!("`{what}` cannot be read: {error}");
         Problem::new(Code::Invalid, detail, "tools/list has the schema of each tool's arguments")
     })

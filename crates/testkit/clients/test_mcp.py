@@ -215,6 +215,11 @@ def test_what_goes_wrong_comes_with_a_hint(place):
                 error = result.structured_content["error"]
                 assert error["code"] == code and error["hint"], (tool, arguments, error)
                 assert error["detail"] in text(result) and "hint: " in text(result)
+            await client.call_tool("run_command", {"command": "ln -s /etc/passwd link; mkfifo pipe"})
+            for path in ["link", "pipe", "link/x"]:
+                with anyio.fail_after(5):
+                    strange = await client.call_tool("read_file", {"path": path})
+                assert strange.is_error and "root" not in text(strange), strange
             began = time.monotonic()
             late = await client.call_tool("run_command", {"command": "echo begun; sleep 30", "timeout": 0.5})
             assert late.is_error and time.monotonic() - began < 5

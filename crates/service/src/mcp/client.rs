@@ -69,7 +69,7 @@ impl Setup {
         match draft.limits.get(LimitKind::WallTime) {
             Some(asked) if Duration::from_millis(asked) > LONGEST_CALL => Err(Invalid::new(
                 format!("calls of up to {} cannot be had", LimitKind::WallTime.format(asked)),
-                format!("allow at most {LONGEST_CALL:?}"),
+                format!("allow at most {}", LimitKind::WallTime.format(LONGEST_CALL.as_millis() as u64)),
             )),
             _ => Ok(Setup { draft, idle }),
         }

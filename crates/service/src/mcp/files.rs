@@ -73,8 +73,16 @@ pub(super) async fn read(live: &Live, Wanted { path, offset, length }: Wanted) -
         Some(Piece::Entry { entry: Entry::Directory { .. }, .. }) => {
             return Err(Problem::new(Code::IsADirectory, "this is a directory", "list it instead"));
         }
+        Some(Piece::Skipped { why, .. }) => {
+            let detail = format!("this is neither a file nor a directory: {why}");
+            return Err(Problem::new(
+                Code::Invalid,
+                detail,
+                "name what a link leads to, and read no devices",
+            ));
+        }
         Some(Piece::Failed(error)) => return Err(error.into()),
-        Some(Piece::Data(_) | Piece::Skipped { .. }) | None => return Err(FileError::Ended.into()),
+        Some(Piece::Data(_)) | None => return Err(FileError::Ended.into()),
     };
     let may_be_picture = offset == 0 && size <= MAX_PICTURE;
     let (mut at, mut bytes) = (0, Vec::new());

@@ -227,7 +227,8 @@ fn told(executed: &Executed, written: Written, pid: u32) -> Result<Answer, Probl
     if outcome.stdout_truncated || outcome.stderr_truncated {
         lines.push("[the limit of output was reached, and the rest was thrown away]".to_owned());
     }
-    lines.extend(outcome.limits_hit.iter().map(|hit| format!("[{}]", hit.describe())));
+    let others = outcome.limits_hit.iter().filter(|hit| hit.kind != LimitKind::Output);
+    lines.extend(others.map(|hit| format!("[{}]", hit.describe())));
     lines.extend(outcome.denied.iter().map(|denied| format!("[denied: {denied}]")));
     if !matches!(outcome.status, Status::Exited { code: 0 }) || lines.is_empty() {
         lines.push(format!("[{}]", outcome.status.describe()));

@@ -49,7 +49,7 @@ impl Tool {
         app: &App,
         place: &Place,
         setup: &Setup,
-        arguments: Value,
+        arguments: &Value,
         context: &RequestContext<RoleServer>,
     ) -> Result<Answer, Problem> {
         let live = &place.live;

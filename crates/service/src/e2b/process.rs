@@ -186,13 +186,14 @@ impl Following {
         let said = tokio::select! {
             said = self.reading.next() => said,
             () = sleep_until(heartbeat) => return event(json!({"keepalive": {}})),
-            () = async { sleep_until(self.deadline.unwrap_or(heartbeat)).await }, if self.deadline.is_some() => {
+            () = sleep_until(self.deadline.unwrap_or(heartbeat)), if self.deadline.is_some() => {
                 self.step = Step::Done;
                 return Said::Failed(late().into());
             }
         };
         match said {
             sessions::Said::Output(chunk) => event(json!({"data": self.data(&chunk)})),
+            // Whoever comes later hears only what is written from then on.
             sessions::Said::Missed => event(json!({"keepalive": {}})),
             sessions::Said::Ended(executed) => match self.end(&executed) {
                 Ok(end) => {

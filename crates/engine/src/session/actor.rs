@@ -765,6 +765,8 @@ impl Actor {
                 }
             }
             ToHost::Exited { exec, status, usage, discarded } => {
+                // What has ended had begun, even if there was no time to say so.
+                self.runs(exec);
                 let ended =
                     self.execs.remove(&exec).ok_or(ChannelError::Order("an end without a beginning"))?;
                 self.end(ended, status, usage, discarded);

@@ -1,30 +1,31 @@
 //! The task that owns a session's cell. Everything that comes from the guest is hostile until checked.
 
+mod files;
+mod programs;
+
 use std::collections::{BTreeMap, HashSet, VecDeque};
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use casemate_core::limits::LimitKind;
-use casemate_core::outcome::{Cause, Refusal, Status};
+use casemate_core::outcome::{Cause, Status};
 use casemate_core::plan::Plan;
-use casemate_core::request::{Request, Stdin};
+use casemate_core::request::Request;
 use casemate_wire::PROTOCOL_VERSION;
-use casemate_wire::frame::{Body, MAX_PAYLOAD, ReceiveWindow, SendWindow};
-use casemate_wire::guest::{
-    Config, Discarded, Entry, FileInfo, FileRequest, Id, ProcessUsage, TerminalSize, Terminals, ToGuest,
-    ToHost, WaitStatus,
-};
+use casemate_wire::frame::{Body, MAX_PAYLOAD, SendWindow};
+use casemate_wire::guest::{Entry, FileInfo, FileRequest, Id, TerminalSize, ToGuest, ToHost};
 use sha2::{Digest, Sha256};
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::{sleep_until, timeout};
 
+use self::files::{Answer, Getting, Putting, Question, Watching};
+use self::programs::Running;
 use super::flow::{Credit, Source};
-use super::notes::{Moved, Transfer};
+use super::notes::Transfer;
 use super::{Changed, FileError, NoteError, Piece, Process, ProcessControl, SessionExec};
-use crate::evidence::{self, Note};
-use crate::execute::{Executed, not_recorded};
+use crate::evidence;
+use crate::execute::Executed;
 use crate::guest::{ChannelError, Event};
-use crate::io::{Chunk, Stream};
+use crate::io::Chunk;
 use crate::meter::{self, Meter};
 use crate::program::Identifier;
 use crate::record::Record;
@@ -39,16 +40,6 @@ const IDLE_LOOK: Duration = Duration::from_secs(2);
 const SETUP_LIMIT: Duration = Duration::from_secs(30);
 /// How long a program may take to be gone after it was killed.
 const LAST_WORDS: Duration = Duration::from_secs(2);
-/// Programs that run at the same time.
-const MAX_EXECS: usize = 64;
-/// Transfers, questions and watches that go on at the same time.
-const MAX_OTHERS: usize = 64;
-/// What a list may have.
-const MAX_FOUND: usize = 100_000;
-
-/// Why the record of a transfer does not say `ok`, if not for something that the cell's kernel said.
-const GIVEN_UP: &str = "whoever asked for it has gone";
-const ENDED: &str = "the session has ended";
 
 /// A piece of code that an interpreter was given.
 #[derive(Debug)]
@@ -167,36 +158,6 @@ pub(crate) struct Actor {
     pace: Duration,
 }
 
-/// A program from its record to its end.
-struct Running {
-    record: Record,
-    request: Arc<Request>,
-    plan: Plan,
-    ran: Ran,
-    started: Instant,
-    /// How long it may take, not counting what it stood still.
-    allowance: Duration,
-    stood_still: Duration,
-    killed: Option<(Cause, Instant)>,
-    /// Until it runs.
-    waiting: Option<(Reply, Process)>,
-    input: Option<Feed>,
-    outputs: [Output; 2],
-    output: Option<Source<Chunk>>,
-    received: u64,
-    cut: bool,
-    ended: oneshot::Sender<Executed>,
-}
-
-struct Output {
-    stream: Id,
-    kind: Stream,
-    window: ReceiveWindow,
-    /// Bytes that nobody has taken yet.
-    outstanding: usize,
-    digest: Sha256,
-}
-
 /// Bytes on their way in.
 #[derive(Default)]
 struct Feed {
@@ -208,40 +169,6 @@ struct Feed {
     /// The guest knows that it has.
     told: bool,
     sent: u64,
-}
-
-struct Putting {
-    transfer: Transfer,
-    feed: Feed,
-    done: Done<()>,
-}
-
-struct Getting {
-    transfer: Transfer,
-    moved: Moved,
-    pieces: Option<Source<Piece>>,
-    window: ReceiveWindow,
-    outstanding: usize,
-    /// What is still to come of the current file.
-    left: u64,
-}
-
-struct Question {
-    transfer: Option<Transfer>,
-    found: Vec<(String, FileInfo)>,
-    done: Answer,
-}
-
-enum Answer {
-    Found(Done<Vec<(String, FileInfo)>>),
-    Nothing(Done<()>),
-    /// Nobody waits for it.
-    Nobody,
-}
-
-struct Watching {
-    changes: mpsc::Sender<Changed>,
-    lost: bool,
 }
 
 impl Actor {
@@ -372,21 +299,6 @@ impl Actor {
         self.execs.values().map(Running::deadline).min().unwrap_or(far)
     }
 
-    /// Kills what has run for too long. What does not die of that takes the session with it.
-    fn end_late_ones(&mut self) -> Result<(), Trouble> {
-        let now = Instant::now();
-        for (number, exec) in self.execs.iter_mut().filter(|(_, exec)| exec.deadline() <= now) {
-            match exec.killed {
-                Some(_) => return Err(Trouble::Failed("a program that was killed did not end".into())),
-                None => {
-                    exec.killed = Some((Cause::WallTime, now + LAST_WORDS));
-                    self.cell.channel.ask(&ToGuest::Signal { exec: *number, signal: libc::SIGKILL as u8 });
-                }
-            }
-        }
-        Ok(())
-    }
-
     async fn obey(&mut self, command: Command) -> Result<(), Trouble> {
         match command {
             Command::Exec { number, exec, process, reply } => {
@@ -425,29 +337,9 @@ impl Actor {
             }
             Command::Consumed(credit) => self.credit(credit),
             Command::Abandoned { number } => self.abandon(number),
-            Command::Put { number, path, entry, done } => {
-                if self.is_crowded() {
-                    let _ = done.send(Err(FileError::Kernel(libc::EAGAIN)));
-                    return Ok(());
-                }
-                let transfer = Transfer::put(&path);
-                let path = self.cell.places.resolve(&path);
-                self.cell.channel.ask(&ToGuest::Put { id: number, path, entry });
-                let feed = Feed { stream: number, ..Feed::default() };
-                self.puts.insert(number, Putting { transfer, feed, done });
-            }
+            Command::Put { number, path, entry, done } => self.put(number, &path, entry, done),
             Command::Get { number, path, max_bytes, max_entries, pieces } => {
-                if self.is_crowded() {
-                    let failed = Piece::Failed(FileError::Kernel(libc::EAGAIN));
-                    let _ = pieces.send((failed, Credit { stream: number, bytes: 0 }));
-                    return Ok(());
-                }
-                let (transfer, moved) = (Transfer::get(&path), Moved::default());
-                let path = self.cell.places.resolve(&path);
-                self.cell.channel.ask(&ToGuest::Get { id: number, path, max_bytes, max_entries });
-                let (window, pieces) = (ReceiveWindow::default(), Some(pieces));
-                self.gets
-                    .insert(number, Getting { transfer, moved, pieces, window, outstanding: 0, left: 0 });
+                self.get(number, &path, (max_bytes, max_entries), pieces);
             }
             Command::Files { number, request, done } => {
                 let transfer = Transfer::of(&request);
@@ -475,221 +367,6 @@ impl Actor {
             Command::End { .. } => {}
         }
         Ok(())
-    }
-
-    fn is_crowded(&self) -> bool {
-        self.puts.len() + self.gets.len() + self.questions.len() + self.watches.len() >= MAX_OTHERS
-    }
-
-    fn ask(&mut self, number: Id, message: ToGuest, transfer: Option<Transfer>, done: Answer) {
-        if self.is_crowded() {
-            return done.fail(FileError::Kernel(libc::EAGAIN));
-        }
-        self.cell.channel.ask(&message);
-        self.questions.insert(number, Question { transfer, found: Vec::new(), done });
-    }
-
-    /// Nobody is told that something was done before that is recorded. What cannot be recorded ends the session.
-    fn note(
-        &self,
-        transfer: &Transfer,
-        moved: Option<Moved>,
-        result: Result<(), &str>,
-    ) -> Result<(), Trouble> {
-        transfer.record(&self.record, self.plan.tenant(), moved, result).map_err(not_recorded)
-    }
-
-    fn note_code(
-        &self,
-        code: &Code,
-        done: oneshot::Sender<Result<String, NoteError>>,
-    ) -> Result<(), Trouble> {
-        let Code { process, language, sha256, bytes, result } = code;
-        if !self.programs.contains(process) {
-            let _ = done.send(Err(NoteError::UnknownProcess));
-            return Ok(());
-        }
-        let (tenant, bytes, sha256) = (self.plan.tenant(), *bytes, *sha256);
-        let noted = self.record.note(&Note::Code { tenant, process, language, bytes, sha256, result });
-        let id = noted.map_err(not_recorded)?;
-        let _ = done.send(Ok(id));
-        Ok(())
-    }
-
-    /// The same, with the cell's own paths.
-    fn in_place(&self, request: FileRequest) -> FileRequest {
-        let place = |path: String| self.cell.places.resolve(&path);
-        match request {
-            FileRequest::List { path, depth, max_entries } => {
-                FileRequest::List { path: place(path), depth, max_entries }
-            }
-            FileRequest::MakeDirectory { path } => FileRequest::MakeDirectory { path: place(path) },
-            FileRequest::Rename { from, to } => FileRequest::Rename { from: place(from), to: place(to) },
-            FileRequest::Remove { path } => FileRequest::Remove { path: place(path) },
-            FileRequest::Watch { path, recursive } => FileRequest::Watch { path: place(path), recursive },
-            FileRequest::Unwatch { watch } => FileRequest::Unwatch { watch },
-        }
-    }
-
-    /// Records a program, then starts it.
-    async fn exec(
-        &mut self,
-        number: Id,
-        exec: SessionExec,
-        started: Started,
-        reply: Reply,
-    ) -> Result<(), Trouble> {
-        let mut record = self.record.within();
-        let mut ran = Ran::default();
-        let planned = self.plan_exec(exec, &mut record);
-        let (request, plan, terminal) = match planned {
-            Ok(planned) => planned,
-            Err((request, trouble)) => {
-                let executed = record.close(request.as_deref(), trouble.into(), ran);
-                let _ = reply.send(Err(Box::new(executed)));
-                return Ok(());
-            }
-        };
-        ran.timings.mark("record");
-        let Job::Program { config, attached } = &self.cell.job else {
-            return Err(Trouble::Failed("this cell has no guest".into()));
-        };
-        ran.applied = Some(evidence::applied(config));
-        let stdin = request.stdin() == Stdin::Provided;
-        let streams = run::Streams { exec: number, stdin: number, stdout: number + 1, stderr: number + 2 };
-        let mut message = run::exec(&plan, &self.cell.places, *attached, stdin, streams);
-        (message.terminal, message.announce) = (terminal, true);
-        self.cell.channel.ask(&ToGuest::Exec(message));
-        let Started { output, mut process, ended } = started;
-        record.id().clone_into(&mut process.id);
-        let wall_time = meter::limit(&plan, LimitKind::WallTime).unwrap_or(u64::MAX / 2);
-        let stream = |stream, kind| Output {
-            stream,
-            kind,
-            window: ReceiveWindow::default(),
-            outstanding: 0,
-            digest: Sha256::new(),
-        };
-        let running = Running {
-            record,
-            request,
-            plan,
-            ran,
-            started: Instant::now(),
-            allowance: Duration::from_millis(wall_time).min(Duration::from_secs(1 << 30)),
-            stood_still: Duration::ZERO,
-            killed: None,
-            waiting: Some((reply, process)),
-            input: stdin.then(|| Feed { stream: number, ..Feed::default() }),
-            outputs: [stream(number + 1, Stream::Stdout), stream(number + 2, Stream::Stderr)],
-            output: Some(output),
-            received: 0,
-            cut: false,
-            ended,
-        };
-        self.programs.insert(running.record.id().to_owned());
-        self.execs.insert(number, running);
-        if self.gate.is_none() {
-            self.pass_the_gate(number).await?;
-        }
-        Ok(())
-    }
-
-    /// What an exec comes to, and its opening record. Nothing of it gets into the cell before that is written.
-    #[allow(clippy::type_complexity, reason = "three things, named where they are taken apart")]
-    fn plan_exec(
-        &self,
-        exec: SessionExec,
-        record: &mut Record,
-    ) -> Result<(Arc<Request>, Plan, Option<TerminalSize>), (Option<Arc<Request>>, Trouble)> {
-        let SessionExec { mut request, stdin, terminal } = exec;
-        request.stdin = if stdin { Stdin::Provided } else { Stdin::default() };
-        request.tenant = Some(self.plan.tenant().to_owned());
-        request.image = self.plan.image().clone();
-        let mut env = self.plan.env().to_vec();
-        for (name, value) in request.env {
-            env.retain(|(existing, _)| *existing != name);
-            env.push((name, value));
-        }
-        request.env = env;
-        if request.cwd.is_none() {
-            request.cwd = self.plan.cwd().map(str::to_owned);
-        }
-        let request = Request::new(request)
-            .map_err(|invalid| (None, Trouble::Refused(Refusal::new(invalid.reason, invalid.hint))))?;
-        let refused = |refusal| (Some(Arc::new(request.clone())), Trouble::Refused(refusal));
-        if self.execs.len() >= MAX_EXECS {
-            let reason = format!("{MAX_EXECS} programs run in this session already");
-            return Err(refused(Refusal::new(reason, "wait until one has ended")));
-        }
-        if self.paused.is_some() {
-            return Err(refused(Refusal::new("the session is paused", "resume it first")));
-        }
-        if let (Some(_), Job::Program { config: Config { terminals: Terminals::None, .. }, .. }) =
-            (terminal, &self.cell.job)
-        {
-            return Err(refused(Refusal::new(
-                "there are no terminals in this cell",
-                "sessions on `container` and `gvisor` have some; elsewhere do without: what a program writes comes as it is",
-            )));
-        }
-        let plan = Plan::within(&self.plan, request.clone()).map_err(refused)?;
-        let request = Arc::new(request);
-        let program = self.identify.program(&plan);
-        let planned = record.planned(&request, &plan, program);
-        planned.map_err(|error| (Some(request.clone()), not_recorded(error)))?;
-        Ok((request, plan, terminal))
-    }
-
-    /// The first program of a cell is looked at from outside by whoever built it. Nothing else happens meanwhile.
-    async fn pass_the_gate(&mut self, number: Id) -> Result<(), Trouble> {
-        let Cell { channel, control, hold, .. } = &mut self.cell;
-        let (begun, early) = timeout(SETUP_LIMIT, run::pass_gate(channel, control.as_mut(), hold, number))
-            .await
-            .map_err(|_| Trouble::Failed(format!("the program was not ready within {SETUP_LIMIT:?}")))??;
-        if let Some(exec) = self.execs.get_mut(&number) {
-            exec.ran.observed = Some(evidence::observed(&begun, &self.cell.runtime));
-            exec.ran.steps.clone_from(&begun.steps);
-            exec.ran.timings.mark("launch");
-        }
-        self.gate = Some(begun);
-        for event in early {
-            self.handle(event).await?;
-        }
-        self.runs(number);
-        Ok(())
-    }
-
-    /// A later program is looked at, too, while the guest holds it.
-    async fn let_go(&mut self, number: Id, pid: u32) -> Result<(), Trouble> {
-        let look = timeout(SETUP_LIMIT, self.cell.control.look(pid)).await;
-        let look = look.map_err(|_| Trouble::Failed("a program cannot be looked at".into()))??;
-        let Some(observed) = evidence::observed_later(look, &self.cell.runtime) else {
-            // It was killed meanwhile, which the guest is about to tell. Nobody runs in its place.
-            self.cell.channel.ask(&ToGuest::Signal { exec: number, signal: libc::SIGKILL as u8 });
-            return Ok(());
-        };
-        if let Some(exec) = self.execs.get_mut(&number) {
-            exec.ran.observed = Some(observed);
-            exec.ran.timings.mark("launch");
-        }
-        self.cell.channel.ask(&ToGuest::Proceed { exec: number });
-        self.runs(number);
-        Ok(())
-    }
-
-    /// It was let go.
-    fn runs(&mut self, number: Id) {
-        if let Some(exec) = self.execs.get_mut(&number)
-            && let Some((reply, process)) = exec.waiting.take()
-        {
-            exec.started = Instant::now();
-            // Nobody knows of it, so nobody could end it.
-            if reply.send(Ok(process)).is_err() {
-                exec.killed = Some((Cause::Cancelled, Instant::now() + LAST_WORDS));
-                self.cell.channel.ask(&ToGuest::Signal { exec: number, signal: libc::SIGKILL as u8 });
-            }
-        }
     }
 
     fn feed(&mut self, number: Id) -> Option<&mut Feed> {
@@ -764,30 +441,6 @@ impl Actor {
         }
     }
 
-    /// Files that nobody will send the rest of end where they are, and what nobody hears of is not watched any more.
-    fn tidy(&mut self) {
-        let mut given_up = Vec::new();
-        for (number, put) in self.puts.iter_mut().filter(|(_, put)| put.done.is_closed()) {
-            put.feed.ended = true;
-            given_up.push(*number);
-        }
-        given_up.into_iter().for_each(|number| self.pump(number));
-        let unheard = |(number, watching): (&Id, &Watching)| {
-            let answered = !self.questions.contains_key(number);
-            (answered && watching.changes.is_closed()).then_some(*number)
-        };
-        let unheard: Vec<Id> = self.watches.iter().filter_map(unheard).collect();
-        unheard.into_iter().for_each(|watch| self.unwatch(watch));
-    }
-
-    /// The number of the watch serves for the question, too: its own was answered.
-    fn unwatch(&mut self, watch: Id) {
-        self.watches.remove(&watch);
-        let request = FileRequest::Unwatch { watch };
-        self.questions.insert(watch, Question { transfer: None, found: Vec::new(), done: Answer::Nobody });
-        self.cell.channel.ask(&ToGuest::Files { id: watch, request });
-    }
-
     async fn handle(&mut self, event: Event) -> Result<(), Trouble> {
         match event {
             Event::Closed => Err(Trouble::Failed("the cell ended unexpectedly".into())),
@@ -812,18 +465,8 @@ impl Actor {
 
     fn receive(&mut self, stream: Id, bytes: Vec<u8>) -> Result<(), Trouble> {
         let length = bytes.len();
-        if let Some(get) = self.gets.get_mut(&stream) {
-            get.window.receive(length).map_err(ChannelError::from)?;
-            let short = ChannelError::Order("a file longer than announced");
-            get.left = get.left.checked_sub(length as u64).ok_or(short)?;
-            get.outstanding += length;
-            get.moved.bytes(&bytes);
-            let credit = Credit { stream, bytes: length };
-            let taken = get.pieces.as_ref().is_some_and(|to| to.send((Piece::Data(bytes), credit)).is_ok());
-            if !taken {
-                self.credit(credit);
-            }
-            return Ok(());
+        if self.gets.contains_key(&stream) {
+            return self.receive_file(stream, bytes);
         }
         let number = self.execs.iter().find_map(|(number, exec)| {
             exec.outputs.iter().any(|output| output.stream == stream).then_some(*number)
@@ -877,135 +520,9 @@ impl Actor {
                 let failed = failed.ok_or(ChannelError::Order("a failure without a beginning"))?;
                 failed.close(exec_failed(&step, errno).into());
             }
-            ToHost::PutDone { id } => {
-                let put = self.puts.remove(&id).ok_or(ChannelError::Order("a file that nobody sent"))?;
-                let (moved, transfer, done) = put.end();
-                self.note(&transfer, Some(moved), Ok(()))?;
-                let _ = done.send(Ok(()));
-            }
-            ToHost::GetEntry { id, path, entry } => {
-                let get =
-                    self.gets.get_mut(&id).ok_or(ChannelError::Order("a file that nobody asked for"))?;
-                crate::transfer::check_relative(&path)?;
-                get.left = match entry {
-                    Entry::File { size, .. } => {
-                        get.moved.file(get.transfer.name_of(&path));
-                        size
-                    }
-                    Entry::Directory { .. } => 0,
-                };
-                get.tell(id, Piece::Entry { path, entry });
-            }
-            ToHost::GetSkipped { id, path, why } => {
-                if let Some(get) = self.gets.get_mut(&id) {
-                    get.tell(id, Piece::Skipped { path, why });
-                }
-            }
-            ToHost::GetDone { id } => {
-                let get = self.gets.remove(&id).ok_or(ChannelError::Order("an end that nobody waits for"))?;
-                let result = if get.pieces.is_some() { Ok(()) } else { Err(GIVEN_UP) };
-                // Before whoever asked sees the end.
-                self.note(&get.transfer, Some(get.moved), result)?;
-            }
-            ToHost::TransferFailed { id, errno, .. } => {
-                let error = FileError::Kernel(errno);
-                let why = error.to_string();
-                if let Some(put) = self.puts.remove(&id) {
-                    let (moved, transfer, done) = put.end();
-                    self.note(&transfer, Some(moved), Err(&why))?;
-                    let _ = done.send(Err(error));
-                } else if let Some(mut get) = self.gets.remove(&id) {
-                    self.note(&get.transfer, Some(std::mem::take(&mut get.moved)), Err(&why))?;
-                    get.tell(id, Piece::Failed(error));
-                } else if let Some(question) = self.questions.remove(&id) {
-                    self.watches.remove(&id);
-                    if let Some(transfer) = &question.transfer {
-                        self.note(transfer, None, Err(&why))?;
-                    }
-                    question.done.fail(error);
-                }
-            }
-            ToHost::Found { id, path, info } => {
-                let question =
-                    self.questions.get_mut(&id).ok_or(ChannelError::Order("an answer to no question"))?;
-                crate::transfer::check_relative(&path)?;
-                if question.found.len() >= MAX_FOUND {
-                    return Err(ChannelError::Order("more files than were asked for").into());
-                }
-                question.found.push((path, info));
-            }
-            ToHost::FilesDone { id } => {
-                let question =
-                    self.questions.remove(&id).ok_or(ChannelError::Order("an answer to no question"))?;
-                if let Some(transfer) = &question.transfer {
-                    self.note(transfer, None, Ok(()))?;
-                }
-                match question.done {
-                    Answer::Found(done) => drop(done.send(Ok(question.found))),
-                    Answer::Nothing(done) => drop(done.send(Ok(()))),
-                    Answer::Nobody => {}
-                }
-            }
-            ToHost::Changed { watch, path, change } => {
-                crate::transfer::check_relative(&path)?;
-                self.tell_change(watch, Changed::Entry { path, change });
-            }
-            ToHost::ChangesLost { watch } => self.tell_change(watch, Changed::Lost),
-            _ => return Err(ChannelError::Order("unexpected frame in a session").into()),
+            other => self.hear_of_files(other)?,
         }
         Ok(())
-    }
-
-    fn tell_change(&mut self, watch: Id, changed: Changed) {
-        let Some(watching) = self.watches.get_mut(&watch) else { return };
-        if watching.lost && watching.changes.try_send(Changed::Lost).is_ok() {
-            watching.lost = false;
-        }
-        match watching.changes.try_send(changed) {
-            Ok(()) => {}
-            Err(mpsc::error::TrySendError::Full(_)) => watching.lost = true,
-            // Nobody listens any more.
-            Err(mpsc::error::TrySendError::Closed(_)) => self.unwatch(watch),
-        }
-    }
-
-    fn end(&mut self, mut exec: Running, status: WaitStatus, usage: ProcessUsage, discarded: Discarded) {
-        exec.ran.usage.wall = Some(exec.started.elapsed());
-        exec.ran.timings.mark("run");
-        exec.ran.stdout_truncated = discarded.stdout > 0;
-        exec.ran.stderr_truncated = discarded.stderr > 0;
-        exec.received += discarded.stdout + discarded.stderr;
-        exec.cut |= discarded.stdout + discarded.stderr > 0;
-        exec.ran.usage.cpu = Some(Duration::from_micros(usage.cpu_micros));
-        exec.ran.usage.memory_peak = Some(usage.max_rss_bytes);
-        let hits = self.meter.limits_hit(&exec.plan, (exec.received, exec.cut));
-        exec.ran.limits_hit = hits;
-        let status = match (exec.killed, status) {
-            (Some((cause, _)), _) => {
-                let peak = self.meter.peak_of(cause, exec.ran.usage.wall);
-                killed(&exec.plan, cause, peak)
-            }
-            (None, WaitStatus::Exited(code)) => Status::Exited { code: code.into() },
-            (None, WaitStatus::Signaled(signal)) => Status::Signaled { signal: signal.into() },
-            (None, WaitStatus::Stopped(_)) => Status::Failed { reason: "a program ended like WASM".into() },
-        };
-        exec.close(status);
-    }
-
-    /// What was going on when the session ended. If that cannot be recorded, nor can the end.
-    fn note_unfinished(&mut self) {
-        for put in std::mem::take(&mut self.puts).into_values() {
-            let (moved, transfer, _) = put.end();
-            let _ = self.note(&transfer, Some(moved), Err(ENDED));
-        }
-        for get in std::mem::take(&mut self.gets).into_values() {
-            let _ = self.note(&get.transfer, Some(get.moved), Err(ENDED));
-        }
-        for question in std::mem::take(&mut self.questions).into_values() {
-            if let Some(transfer) = &question.transfer {
-                let _ = self.note(transfer, None, Err(ENDED));
-            }
-        }
     }
 
     /// Kills the cell, and closes every record that is still open.
@@ -1044,56 +561,6 @@ impl Actor {
         }
         self.note_unfinished();
         self.record.close(Some(request), status, ran)
-    }
-}
-
-impl Putting {
-    fn end(self) -> (Moved, Transfer, Done<()>) {
-        let Putting { transfer, feed, done } = self;
-        (Moved::whole(&transfer.name_of(""), feed.sent, feed.digest), transfer, done)
-    }
-}
-
-impl Running {
-    fn deadline(&self) -> Instant {
-        match self.killed {
-            Some((_, patience)) => patience,
-            None => self.started + self.allowance + self.stood_still,
-        }
-    }
-
-    /// Closes the record, and tells whoever waits.
-    fn close(self, status: Status) {
-        let Running { record, request, mut ran, waiting, input, outputs, ended, .. } = self;
-        if let Some(feed) = input.filter(|feed| feed.sent > 0) {
-            ran.digests.add("stdin", feed.digest);
-        }
-        for (output, name) in outputs.into_iter().zip(["stdout", "stderr"]) {
-            ran.digests.add(name, output.digest);
-        }
-        let executed = record.close(Some(&request), status, ran);
-        match waiting {
-            Some((reply, _)) => drop(reply.send(Err(Box::new(executed)))),
-            None => drop(ended.send(executed)),
-        }
-    }
-}
-
-impl Getting {
-    fn tell(&mut self, stream: Id, piece: Piece) {
-        if let Some(pieces) = &self.pieces {
-            let _ = pieces.send((piece, Credit { stream, bytes: 0 }));
-        }
-    }
-}
-
-impl Answer {
-    fn fail(self, error: FileError) {
-        match self {
-            Answer::Found(done) => drop(done.send(Err(error))),
-            Answer::Nothing(done) => drop(done.send(Err(error))),
-            Answer::Nobody => {}
-        }
     }
 }
 

@@ -11,7 +11,7 @@ use casemate_core::limits::LimitKind;
 use casemate_core::request::Request;
 
 use super::body::Document;
-use super::document::{Admitted, Asked, Documented, InSession, Named, Queried};
+use super::document::{Admitted, Asked, Conflicting, Documented, InSession, Named, Queried};
 use super::extract::{Path, Query};
 use super::page::Page;
 use crate::app::App;
@@ -34,7 +34,7 @@ const MAX_METADATA: usize = 64;
     request_body = NewSession,
     responses(
         (status = 201, description = "It is open", body = SessionJson, headers(("Location" = String, description = "Where it is"))),
-        Asked, Documented, Admitted,
+        Asked, Documented, Admitted, Conflicting,
     )
 )]
 pub(crate) async fn create(

@@ -11,7 +11,7 @@ use std::fmt;
 
 pub use raw::PolicyError;
 
-use crate::limits::{Limits, LimitsDraft};
+use crate::limits::{LimitKind, Limits, LimitsDraft};
 use crate::outcome::Refusal;
 use crate::request::{Isolation, Kind, Request, Risk};
 use crate::stack::{Stack, Strength, Wall, Weakness};
@@ -134,10 +134,7 @@ pub struct Grants {
 /// Applies the policy to a request.
 pub fn decide(policy: &Policy, request: &Request) -> Result<Grants, Refusal> {
     let tenant = policy.tenants.get(request.tenant());
-    let caps = match tenant {
-        Some(tenant) => policy.rules.caps.smaller(&tenant.caps),
-        None => policy.rules.caps.clone(),
-    };
+    let caps = policy.caps_of(request.tenant());
     let limits = Limits::resolve(request.limits(), &policy.defaults, &caps)?;
 
     let mut floors = policy.rules.floors_for(request, "");
@@ -171,6 +168,18 @@ impl Policy {
     /// One for the machine: what a stack is worth must not depend on who asks.
     pub fn docker_runtime(&self) -> DockerRuntime {
         self.docker
+    }
+
+    /// The most that a tenant's requests can ask for.
+    pub fn cap(&self, tenant: &str, kind: LimitKind) -> u64 {
+        self.caps_of(tenant).get(kind).unwrap_or(kind.range().cap)
+    }
+
+    fn caps_of(&self, tenant: &str) -> LimitsDraft {
+        match self.tenants.get(tenant) {
+            Some(tenant) => self.rules.caps.smaller(&tenant.caps),
+            None => self.rules.caps.clone(),
+        }
     }
 
     pub fn prices(&self) -> &Prices {

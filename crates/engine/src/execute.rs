@@ -284,6 +284,19 @@ impl Engine {
         &self.run
     }
 
+    /// The most of this that the policy lets a tenant ask for.
+    pub fn cap(&self, tenant: &str, kind: LimitKind) -> u64 {
+        self.policy.cap(tenant, kind)
+    }
+
+    /// Whether whoever is called so in records still runs: several processes may share a home.
+    pub fn is_alive(&self, run: &str) -> Result<bool, OpenError> {
+        match run.parse() {
+            Ok(run) => Ok(self.home.is_alive(run)?),
+            Err(_) => Ok(false),
+        }
+    }
+
     /// What each stack can do on this host.
     pub fn profiles(&self) -> &[Profile] {
         &self.profiles

@@ -17,6 +17,7 @@ use casemate_core::request::{self, CodeSource, RequestDraft, Workload};
 use casemate_engine::session::{ProcessControl, SessionExec};
 use casemate_engine::{Chunk, Stream};
 use serde_json::{Map, Value, json};
+use sha2::{Digest, Sha256};
 use tokio::sync::{Mutex as Turn, mpsc};
 use tokio::time::{Instant, sleep_until, timeout};
 
@@ -73,6 +74,8 @@ pub(crate) struct Context {
 /// To and from the program of a context.
 #[derive(Debug)]
 struct Line {
+    /// As its record has it.
+    process: String,
     control: ProcessControl,
     reading: Reading<LogOf>,
     stdout: Splitter,
@@ -80,6 +83,12 @@ struct Line {
     /// Bytes that came, of those that may come from a program.
     received: u64,
     most: u64,
+}
+
+/// What came of a piece of code that ran to its end.
+struct Ran {
+    count: u64,
+    failed: bool,
 }
 
 /// Something to run.
@@ -103,9 +112,10 @@ pub(crate) enum Event {
         is_main: bool,
     },
     Error(Failure),
-    /// The last one, unless the context is lost.
+    /// The last one, unless the context is lost. `id` is that of the record.
     Done {
         count: u64,
+        id: String,
     },
 }
 
@@ -131,6 +141,8 @@ enum Stopped {
 }
 
 impl Language {
+    pub(crate) const ALL: [Language; 2] = [Language::Python, Language::Javascript];
+
     pub(crate) const fn as_str(self) -> &'static str {
         match self {
             Language::Python => "python",
@@ -151,7 +163,7 @@ impl FromStr for Language {
     type Err = Problem;
 
     fn from_str(text: &str) -> Result<Language, Problem> {
-        let found = [Language::Python, Language::Javascript].into_iter().find(|known| known.as_str() == text);
+        let found = Language::ALL.into_iter().find(|known| known.as_str() == text);
         found.ok_or_else(|| {
             let hint = "use python or javascript; anything else runs as a program of the session";
             Problem::new(Code::Invalid, format!("there are no contexts for {text:?}"), hint)
@@ -236,18 +248,42 @@ impl Contexts {
 
 impl Context {
     /// Runs code, as soon as it is its turn.
-    pub(crate) fn run(self: &Arc<Context>, live: &Arc<Live>, piece: Piece) -> Run {
+    pub(crate) fn run(self: &Arc<Context>, app: &App, live: &Arc<Live>, piece: Piece) -> Run {
         let (events, receiver) = mpsc::channel(PENDING);
-        let (context, live) = (self.clone(), live.clone());
+        let (context, app, live) = (self.clone(), app.clone(), live.clone());
         tokio::spawn(async move {
             let mut line = tokio::select! {
                 line = context.line.lock() => line,
                 () = events.closed() => return,
             };
-            if let Err(failure) = line.run(piece, &events).await {
-                live.contexts.lock().remove(&context.id);
-                let _ = events.send(Event::Error(failure)).await;
-            }
+            let (sha256, bytes) = (Sha256::digest(&piece.code).into(), piece.code.len());
+            let ran = line.run(piece, &events).await;
+            let result = match &ran {
+                Ok(Ran { failed: false, .. }) => "ok",
+                Ok(Ran { failed: true, .. }) => "error",
+                Err(_) => "lost",
+            };
+            let of = (line.process.as_str(), context.language.as_str());
+            let noted = live.session.note_code(of.0, of.1, sha256, bytes, result).await;
+            let last = match (ran, noted) {
+                (Ok(Ran { count, .. }), Ok(id)) => {
+                    app.state.noted(
+                        &id,
+                        &live.tenant,
+                        "code",
+                        live.session.id(),
+                        app.engine.run_id(),
+                        result,
+                    );
+                    Event::Done { count, id }
+                }
+                (Ok(_), Err(error)) => Event::Error(lost(None, &error.to_string())),
+                (Err(failure), _) => {
+                    live.contexts.lock().remove(&context.id);
+                    Event::Error(failure)
+                }
+            };
+            let _ = events.send(last).await;
         });
         Run(receiver)
     }
@@ -289,6 +325,7 @@ impl Line {
         let mark = format!("\x1e{}", random()?);
         let control = running.control.clone();
         let line = Line {
+            process: running.id.clone(),
             control: control.clone(),
             reading: Log::read(LogOf(running), true),
             stdout: Splitter::new(&mark),
@@ -303,12 +340,12 @@ impl Line {
     }
 
     /// From the code to its end. `Err`: the context is lost, for this reason.
-    async fn run(&mut self, piece: Piece, events: &mpsc::Sender<Event>) -> Result<(), Failure> {
+    async fn run(&mut self, piece: Piece, events: &mpsc::Sender<Event>) -> Result<Ran, Failure> {
         let request = written(&json!({"code": piece.code, "env": piece.env}));
         let input = self.control.stdin();
         let mut sending = std::pin::pin!(input.send(request));
         let (mut sent, mut stopped, mut results) = (false, None, 0);
-        let (mut count, mut errors_came) = (None, false);
+        let (mut count, mut errors_came, mut failed) = (None, false, false);
         let mut deadline = piece.timeout.map(|timeout| Instant::now() + timeout);
         while count.is_none() || !errors_came {
             let said = tokio::select! {
@@ -355,7 +392,7 @@ impl Line {
             };
             for heard in heard {
                 let event = match heard {
-                    Heard::Event(Event::Done { count: counted }) => {
+                    Heard::Done { count: counted } => {
                         count = Some(counted);
                         continue;
                     }
@@ -367,6 +404,7 @@ impl Line {
                     Heard::Event(Event::Error(failure)) => Event::Error(told(stopped, failure)),
                     Heard::Event(event) => event,
                 };
+                failed |= matches!(event, Event::Error(_));
                 results += usize::from(matches!(event, Event::Result { .. }));
                 let taken = timeout(DAWDLING, events.send(event)).await;
                 if !matches!(taken, Ok(Ok(()))) && stopped.is_none() {
@@ -374,8 +412,7 @@ impl Line {
                 }
             }
         }
-        let _ = events.send(Event::Done { count: count.unwrap_or_default() }).await;
-        Ok(())
+        Ok(Ran { count: count.unwrap_or_default(), failed })
     }
 
     /// Asks the code to end. It has a moment to do so.
@@ -395,6 +432,9 @@ async fn wait_until(deadline: Option<Instant>) {
 
 enum Heard {
     Event(Event),
+    Done {
+        count: u64,
+    },
     /// Everything that was written to standard error so far has come.
     ErrorsCame,
 }
@@ -405,13 +445,15 @@ fn understand(parts: Vec<Part>, stream: Stream) -> Result<Vec<Heard>, Nonsense> 
             (Part::Text(text), Stream::Stdout) => Heard::Event(Event::Stdout(text)),
             (Part::Text(text), Stream::Stderr) => Heard::Event(Event::Stderr(text)),
             (Part::Frame(_), Stream::Stderr) => Heard::ErrorsCame,
-            (Part::Frame(frame), Stream::Stdout) => Heard::Event(match Told::read(&frame)? {
+            (Part::Frame(frame), Stream::Stdout) => match Told::read(&frame)? {
                 Told::Result { main, data } => {
-                    Event::Result { formats: frames::formats(data), is_main: main }
+                    Heard::Event(Event::Result { formats: frames::formats(data), is_main: main })
                 }
-                Told::Error { name, value, traceback } => Event::Error(Failure { name, value, traceback }),
-                Told::Done { count } => Event::Done { count },
-            }),
+                Told::Error { name, value, traceback } => {
+                    Heard::Event(Event::Error(Failure { name, value, traceback }))
+                }
+                Told::Done { count } => Heard::Done { count },
+            },
         })
     };
     parts.into_iter().map(heard).collect()

@@ -160,10 +160,13 @@ fn prepare(engine: &Engine, config: &Config) -> Result<State, ServeError> {
     {
         return Err(ServeError::Open(open.clone()));
     }
-    state.close_interrupted(engine.run_id())?;
-    // Nobody will answer what a server that is gone was asked.
+    for run in state.runs()? {
+        if run != engine.run_id() && !engine.is_alive(&run)? {
+            state.close_interrupted(&run)?;
+        }
+    }
     const KEPT: i64 = 24 * 3600;
-    state.forget_answers(store::now() - KEPT, true)?;
+    state.forget_answers(store::now() - KEPT)?;
     Ok(state)
 }
 

@@ -8,13 +8,14 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use casemate_core::limits::LimitKind;
 use casemate_core::outcome::Cause;
 use casemate_core::request::Request;
 use casemate_engine::Executed;
 use casemate_engine::session::{Process, ProcessControl, Session, SessionExec};
 use tokio::sync::watch;
 
-use crate::app::App;
+use crate::app::{App, Shared};
 use crate::executions::note;
 use crate::interpreter::{self, Contexts};
 use crate::problem::{Code, Problem};
@@ -95,6 +96,12 @@ pub(crate) struct Terms {
 pub(crate) struct Start {
     pub(crate) exec: SessionExec,
     pub(crate) tag: Option<String>,
+}
+
+/// A session is asked to live for as long as any of its tenant's may: its own time is kept here, because it
+/// can be extended.
+pub(crate) fn as_long_as_any(app: &Shared, tenant: &str) -> u64 {
+    app.engine.cap(tenant, LimitKind::WallTime)
 }
 
 impl Sessions {

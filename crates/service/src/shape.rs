@@ -1,5 +1,6 @@
 //! The JSON of the API.
 
+pub(crate) mod code;
 pub(crate) mod event;
 pub(crate) mod files;
 pub(crate) mod kept;

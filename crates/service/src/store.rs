@@ -43,6 +43,7 @@ CREATE TABLE answers (
     key TEXT NOT NULL,
     request BLOB NOT NULL,
     created INTEGER NOT NULL,
+    run TEXT NOT NULL,
     answer TEXT,
     PRIMARY KEY (tenant, key)
 ) STRICT;
@@ -291,6 +292,20 @@ impl State {
         });
     }
 
+    /// Something that happened in a session, and is over.
+    pub(crate) fn noted(
+        &self,
+        id: &str,
+        tenant: &str,
+        kind: &'static str,
+        session: &str,
+        run: &str,
+        state: &'static str,
+    ) {
+        self.begun(id, tenant, kind, Some(session), run);
+        self.ended(id, state, String::new());
+    }
+
     /// It runs no more.
     pub(crate) fn ended(&self, id: &str, state: &'static str, summary: String) {
         self.write(Write::Ended { id: id.to_owned(), ended: now(), state, summary });
@@ -312,14 +327,26 @@ impl State {
         Ok(used.unwrap_or(0) as u64)
     }
 
-    /// What a server that is gone has left running: it does not run any more.
-    pub(crate) fn close_interrupted(&self, run: &str) -> Result<usize, StateError> {
+    /// Servers that have something running, or have not answered what they were asked.
+    pub(crate) fn runs(&self) -> Result<Vec<String>, StateError> {
+        self.with(|connection| {
+            let mut found = connection.prepare_cached(
+                "SELECT run FROM executions WHERE ended IS NULL UNION SELECT run FROM answers WHERE answer IS NULL",
+            )?;
+            found.query_map([], |row| row.get(0))?.collect()
+        })
+    }
+
+    /// What a server that is gone has left running does not run any more, and nobody will answer what it was asked.
+    pub(crate) fn close_interrupted(&self, run: &str) -> Result<(), StateError> {
         self.with(|connection| {
             connection.execute(
-                "UPDATE executions SET state = 'interrupted', ended = ?1 WHERE ended IS NULL AND run <> ?2",
+                "UPDATE executions SET state = 'interrupted', ended = ?1 WHERE ended IS NULL AND run = ?2",
                 params![now(), run],
-            )
+            )?;
+            connection.execute("DELETE FROM answers WHERE answer IS NULL AND run = ?", params![run])
         })
+        .map(drop)
     }
 
     pub(crate) fn find(&self, tenant: &str, kind: &str, id: &str) -> Result<Option<Known>, StateError> {
@@ -357,11 +384,17 @@ impl State {
     }
 
     /// Takes a key for a request, or says what became of the one that has it.
-    pub(crate) fn claim(&self, tenant: &str, key: &str, request: &[u8; 32]) -> Result<Claim, StateError> {
+    pub(crate) fn claim(
+        &self,
+        tenant: &str,
+        key: &str,
+        request: &[u8; 32],
+        run: &str,
+    ) -> Result<Claim, StateError> {
         self.with(|connection| {
             let fresh = connection
-                .prepare_cached("INSERT INTO answers (tenant, key, request, created) VALUES (?, ?, ?, ?) ON CONFLICT DO NOTHING")?
-                .execute(params![tenant, key, request, now()])?;
+                .prepare_cached("INSERT INTO answers (tenant, key, request, created, run) VALUES (?, ?, ?, ?, ?) ON CONFLICT DO NOTHING")?
+                .execute(params![tenant, key, request, now(), run])?;
             if fresh > 0 {
                 return Ok(Claim::Ours);
             }
@@ -389,13 +422,11 @@ impl State {
         .map(drop)
     }
 
-    /// Forgets answers that are older than anybody would ask for, and those that a server that is gone never gave.
-    pub(crate) fn forget_answers(&self, older_than: i64, unanswered: bool) -> Result<(), StateError> {
+    /// Forgets answers that are older than anybody would ask for.
+    pub(crate) fn forget_answers(&self, older_than: i64) -> Result<(), StateError> {
         self.with(|connection| {
-            connection.execute(
-                "DELETE FROM answers WHERE created < ?1 OR (?2 AND answer IS NULL)",
-                params![older_than, unanswered],
-            )
+            connection
+                .execute("DELETE FROM answers WHERE created < ? AND answer IS NOT NULL", params![older_than])
         })
         .map(drop)
     }
@@ -554,7 +585,12 @@ mod tests {
         assert_eq!(state.list("a", "execution", i64::MAX, 1).expect("readable")[0].id, "2");
         drop(state);
         let state = State::open(home.path()).expect("again");
-        assert_eq!(state.close_interrupted("run-2").expect("writable"), 1);
+        assert_eq!(state.runs().expect("readable"), ["run-1"]);
+        // Another server of the same home is none of its business.
+        state.close_interrupted("run-2").expect("writable");
+        assert_eq!(state.runs().expect("readable"), ["run-1"]);
+        state.close_interrupted("run-1").expect("writable");
+        assert!(state.runs().expect("readable").is_empty());
         let found = |id| state.find("a", "execution", id).expect("readable").expect("there").state;
         assert_eq!((found("1").as_str(), found("2").as_str()), ("exited", "interrupted"));
     }
@@ -562,7 +598,7 @@ mod tests {
     #[test]
     fn a_key_has_one_answer() {
         let (_home, state) = state();
-        let claim = |tenant, request| state.claim(tenant, "k", &[request; 32]).expect("writable");
+        let claim = |tenant, request| state.claim(tenant, "k", &[request; 32], "run-1").expect("writable");
         assert_eq!(claim("a", 1), Claim::Ours);
         assert_eq!(claim("a", 1), Claim::Pending);
         assert_eq!(claim("a", 2), Claim::Other);
@@ -571,7 +607,9 @@ mod tests {
         assert_eq!(claim("a", 1), Claim::Answered("said".into()));
         state.answer("b", "k", None).expect("writable");
         assert_eq!(claim("b", 3), Claim::Ours);
-        state.forget_answers(now() - 60, true).expect("writable");
+        state.forget_answers(now() - 60).expect("writable");
+        assert_eq!(claim("b", 4), Claim::Other);
+        state.close_interrupted("run-1").expect("writable");
         assert_eq!(claim("b", 4), Claim::Ours);
         assert_eq!(claim("a", 1), Claim::Answered("said".into()));
     }

@@ -20,6 +20,7 @@ use crate::app::{App, BODY_PATIENCE};
 use crate::archive::{self, Unpacked};
 use crate::problem::Problem;
 use crate::shape::kept::UnpackedJson;
+use crate::shape::words;
 use crate::store::Caller;
 
 /// Download a file or tree as a tar archive.
@@ -28,7 +29,7 @@ use crate::store::Caller;
 #[utoipa::path(
     get, path = "/v1/sessions/{id}/files/archive", operation_id = "downloadArchive", tag = "files",
     params(("id" = String, Path, description = "Of a session"), Named),
-    responses((status = 200, description = "The archive", body = Vec<u8>, content_type = "application/x-tar"), Asked, OnFiles)
+    responses((status = 200, description = "The archive", body = words::Bytes, content_type = "application/x-tar"), Asked, OnFiles)
 )]
 pub(crate) async fn download(
     State(app): State<App>,
@@ -52,7 +53,7 @@ pub(crate) async fn download(
 #[utoipa::path(
     put, path = "/v1/sessions/{id}/files/archive", operation_id = "uploadArchive", tag = "files",
     params(("id" = String, Path, description = "Of a session"), Named),
-    request_body(content = Vec<u8>, content_type = "application/x-tar", description = "The archive"),
+    request_body(content = words::Bytes, content_type = "application/x-tar", description = "The archive"),
     responses((status = 201, description = "All of it is there", body = UnpackedJson), Asked, OnFiles, Sent)
 )]
 pub(crate) async fn upload(

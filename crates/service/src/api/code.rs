@@ -1,54 +1,55 @@
 //! Code in a session that keeps what it defines.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use axum::Json;
-use axum::extract::{Path, State};
+use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use casemate_core::limits::LimitKind;
-use serde::Deserialize;
-use serde_json::{Value, json};
 
 use super::body::Document;
+use super::document::{Admitted, Asked, Crowded, Documented, InSession, Named, Queried};
+use super::extract::{Path, Query};
+use super::page::Page;
 use super::sessions::duration;
 use super::stream;
 use crate::app::App;
-use crate::interpreter::{Context, Contexts, Event, Failure, Language, Piece, Run};
+use crate::interpreter::{Context, Contexts, Event, Language, Piece, Run};
 use crate::problem::{Code, Problem};
 use crate::sessions::Live;
-use crate::shape::request::Amount;
+use crate::shape::code::{
+    CodeEndedJson, CodeErrorJson, CodeJson, CodeOutputJson, CodeResultJson, CodeStartedJson, ContextJson,
+    ContextsJson, NewCode, NewContext,
+};
+use crate::shape::event;
 use crate::store::Caller;
 use crate::token::Scope;
 
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(crate) struct Asked {
-    code: String,
-    /// `python` or `javascript`; Python if neither a language nor a context is named.
-    language: Option<String>,
-    context: Option<String>,
-    #[serde(default)]
-    env: BTreeMap<String, String>,
-    timeout: Option<Amount>,
-    #[serde(default)]
-    stream: bool,
-}
-
-/// `POST /v1/sessions/{id}/code`
+/// Run code that keeps what it defines.
+///
+/// The value of its last expression is among the results, as are figures. Whoever closes the connection interrupts it.
+#[utoipa::path(
+    post, path = "/v1/sessions/{id}/code", operation_id = "runCode", tag = "code",
+    params(("id" = String, Path, description = "Of a session")),
+    request_body = NewCode,
+    responses(
+        (status = 200, description = "What came of it", content((CodeJson = "application/json"), (event::Code = "text/event-stream"))),
+        Asked, Documented, InSession, Admitted,
+    )
+)]
 pub(crate) async fn run(
     State(app): State<App>,
     caller: Caller,
     Path(id): Path<String>,
-    asked: Document<Asked>,
+    asked: Document<NewCode>,
 ) -> Result<Response, Problem> {
     caller.check(Scope::Run)?;
     let live = app.sessions.find(&caller.tenant, &id)?;
     let asked = asked.value;
     let timeout = asked.timeout.as_ref().map(duration).transpose()?;
     let context = chosen(&app, &live, asked.language.as_deref(), asked.context.as_deref()).await?;
-    let run = context.run(&live, Piece { code: asked.code, env: asked.env, timeout });
+    let run = context.run(&app, &live, Piece { code: asked.code, env: asked.env, timeout });
     if asked.stream {
         return Ok(events(context.id.clone(), run));
     }
@@ -78,102 +79,102 @@ pub(crate) async fn chosen(
 }
 
 /// All that came of it, in one document.
-async fn finish(context: &str, mut run: Run, most: u64) -> Result<Value, Problem> {
-    let (mut stdout, mut stderr, mut results, mut failure, mut count) =
-        (String::new(), String::new(), Vec::new(), None, None);
+async fn finish(context: &str, mut run: Run, most: u64) -> Result<CodeJson, Problem> {
+    let mut told = CodeJson { context: context.to_owned(), ..CodeJson::default() };
     let mut length = 0;
     while let Some(event) = run.next().await {
         match event {
             Event::Stdout(text) => {
                 length += text.len() as u64;
-                stdout.push_str(&text);
+                told.stdout.push_str(&text);
             }
             Event::Stderr(text) => {
                 length += text.len() as u64;
-                stderr.push_str(&text);
+                told.stderr.push_str(&text);
             }
             Event::Result { formats, .. } => {
-                length +=
-                    formats.values().map(|value| value.as_str().map_or(0, str::len) as u64).sum::<u64>();
-                results.push(Value::Object(formats));
+                let lengths = formats.values().map(|value| value.as_str().map_or(0, str::len) as u64);
+                length += lengths.sum::<u64>();
+                told.results.push(formats);
             }
-            Event::Error(Failure { name, value, traceback }) => {
-                failure = Some(json!({"name": name, "value": value, "traceback": traceback}));
-            }
-            Event::Done { count: counted } => count = Some(counted),
+            Event::Error(failure) => told.error = Some(failure.into()),
+            Event::Done { count, id } => (told.execution_count, told.id) = (Some(count), Some(id)),
         }
         if length > most {
             let hint = "ask for a stream, or write less";
             return Err(Problem::new(Code::TooLarge, format!("the code wrote more than {most} bytes"), hint));
         }
     }
-    Ok(json!({
-        "stdout": stdout,
-        "stderr": stderr,
-        "results": results,
-        "error": failure,
-        "execution_count": count,
-        "context": context,
-    }))
+    Ok(told)
 }
 
 /// The same, as it comes.
 fn events(context: String, run: Run) -> Response {
     use futures_util::StreamExt;
     let begun =
-        futures_util::stream::once(async move { stream::named("started", &json!({"context": context})) });
+        futures_util::stream::once(async move { stream::named("started", &CodeStartedJson { context }) });
     let rest = futures_util::stream::unfold(run, |mut run| async move {
         let event = match run.next().await? {
-            Event::Stdout(text) => stream::named("stdout", &json!({"data": text})),
-            Event::Stderr(text) => stream::named("stderr", &json!({"data": text})),
+            Event::Stdout(data) => stream::named("stdout", &CodeOutputJson { data }),
+            Event::Stderr(data) => stream::named("stderr", &CodeOutputJson { data }),
             Event::Result { formats, is_main } => {
-                stream::named("result", &json!({"formats": formats, "is_main": is_main}))
+                stream::named("result", &CodeResultJson { formats, is_main })
             }
-            Event::Error(Failure { name, value, traceback }) => {
-                stream::named("error", &json!({"name": name, "value": value, "traceback": traceback}))
+            Event::Error(failure) => stream::named("error", &CodeErrorJson::from(failure)),
+            Event::Done { count, id } => {
+                stream::named("ended", &CodeEndedJson { execution_count: count, id })
             }
-            Event::Done { count } => stream::named("ended", &json!({"execution_count": count})),
         };
         Some((event, run))
     });
     stream::sse(begun.chain(rest))
 }
 
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(crate) struct NewContext {
-    language: Option<String>,
-    cwd: Option<String>,
-}
-
-/// `POST /v1/sessions/{id}/contexts`
+/// Make a place of its own for code.
+#[utoipa::path(
+    post, path = "/v1/sessions/{id}/contexts", operation_id = "createContext", tag = "code",
+    params(("id" = String, Path, description = "Of a session")),
+    request_body = NewContext,
+    responses((status = 201, description = "It is there", body = ContextJson), Asked, Documented, InSession, Admitted)
+)]
 pub(crate) async fn create(
     State(app): State<App>,
     caller: Caller,
     Path(id): Path<String>,
     asked: Document<NewContext>,
-) -> Result<Response, Problem> {
+) -> Result<(StatusCode, Json<ContextJson>), Problem> {
     caller.check(Scope::Run)?;
     let live = app.sessions.find(&caller.tenant, &id)?;
     let NewContext { language, cwd } = asked.value;
     let language = language.as_deref().map_or(Ok(Language::Python), str::parse)?;
     let context = Contexts::create(&app, &live, language, cwd).await?;
-    Ok((StatusCode::CREATED, Json(described(&context))).into_response())
+    Ok((StatusCode::CREATED, Json(ContextJson::from(&*context))))
 }
 
-/// `GET /v1/sessions/{id}/contexts`
+/// List where code runs in a session.
+#[utoipa::path(
+    get, path = "/v1/sessions/{id}/contexts", operation_id = "listContexts", tag = "code",
+    params(("id" = String, Path, description = "Of a session"), Page),
+    responses((status = 200, description = "Contexts", body = ContextsJson), Asked, Named, Queried)
+)]
 pub(crate) async fn list(
     State(app): State<App>,
     caller: Caller,
     Path(id): Path<String>,
-) -> Result<Response, Problem> {
+    Query(page): Query<Page>,
+) -> Result<Json<ContextsJson>, Problem> {
     caller.check(Scope::Run)?;
     let live = app.sessions.find(&caller.tenant, &id)?;
-    let contexts: Vec<Value> = live.contexts.list().iter().map(|context| described(context)).collect();
-    Ok(Json(json!({"contexts": contexts})).into_response())
+    let (found, next) = page.cut(live.contexts.list(), |context| context.id.clone())?;
+    Ok(Json(ContextsJson { contexts: found.iter().map(|context| (&**context).into()).collect(), next }))
 }
 
-/// `DELETE /v1/sessions/{id}/contexts/{context}`
+/// End a context, and everything in it.
+#[utoipa::path(
+    delete, path = "/v1/sessions/{id}/contexts/{context}", operation_id = "removeContext", tag = "code",
+    params(("id" = String, Path, description = "Of a session"), ("context" = String, Path, description = "Of a context in it")),
+    responses((status = 204, description = "It is gone"), Asked, Named)
+)]
 pub(crate) async fn remove(
     State(app): State<App>,
     caller: Caller,
@@ -184,19 +185,20 @@ pub(crate) async fn remove(
     Ok(StatusCode::NO_CONTENT)
 }
 
-/// `POST /v1/sessions/{id}/contexts/{context}/restart`
+/// Begin a context anew. Nothing of what was defined stays.
+#[utoipa::path(
+    post, path = "/v1/sessions/{id}/contexts/{context}/restart", operation_id = "restartContext", tag = "code",
+    params(("id" = String, Path, description = "Of a session"), ("context" = String, Path, description = "Of a context in it")),
+    responses((status = 200, description = "It has begun anew", body = ContextJson), Asked, InSession, Crowded)
+)]
 pub(crate) async fn restart(
     State(app): State<App>,
     caller: Caller,
     Path((id, context)): Path<(String, String)>,
-) -> Result<Response, Problem> {
+) -> Result<Json<ContextJson>, Problem> {
     caller.check(Scope::Run)?;
     let live = app.sessions.find(&caller.tenant, &id)?;
     let context = live.contexts.find(&context)?;
     context.restart(&app, &live).await?;
-    Ok(Json(described(&context)).into_response())
-}
-
-fn described(context: &Context) -> Value {
-    json!({"id": context.id, "language": context.language.as_str(), "cwd": context.cwd})
+    Ok(Json(ContextJson::from(&*context)))
 }

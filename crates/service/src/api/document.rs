@@ -21,10 +21,11 @@ use utoipa::openapi::{Components, Header, Ref, RefOr, Required, Response, Respon
 use utoipa::{IntoResponses, Modify, OpenApi, ToSchema as _};
 
 use super::{
-    archives, executions, files, images, processes, receipts, server, sessions, terminals, usage, volumes,
+    archives, code, executions, files, images, processes, receipts, server, sessions, terminals, usage,
+    volumes,
 };
 use crate::problem::{Code, Document};
-use crate::shape::event;
+use crate::shape::{code as shape, event};
 
 #[derive(OpenApi)]
 #[openapi(
@@ -62,6 +63,11 @@ use crate::shape::event;
         files::make_directory,
         files::rename,
         files::watch,
+        code::run,
+        code::create,
+        code::list,
+        code::remove,
+        code::restart,
         archives::download,
         archives::upload,
         volumes::list,
@@ -78,11 +84,12 @@ use crate::shape::event;
         server::metrics,
         usage::show,
     ),
-    components(schemas(event::StartedJson, event::OutputJson, event::ChangedJson, event::BareJson)),
+    components(schemas(event::StartedJson, event::OutputJson, event::ChangedJson, event::BareJson, shape::CodeStartedJson, shape::CodeOutputJson, shape::CodeResultJson, shape::CodeEndedJson)),
     tags(
         (name = "executions", description = "One cell, one program, one receipt."),
         (name = "sessions", description = "One cell for several programs and their files."),
         (name = "processes", description = "Programs in a session."),
+        (name = "code", description = "Code of a session that keeps what it defines."),
         (name = "files", description = "Files of a session: below `/work` and `/tmp`, and nowhere else."),
         (name = "volumes", description = "Directories that outlive sessions."),
         (name = "receipts", description = "The signed records of what ran."),

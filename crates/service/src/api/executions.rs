@@ -84,7 +84,7 @@ async fn once(
     asked: NewExecution,
 ) -> Result<String, Problem> {
     let failed = |error: crate::store::StateError| Problem::internal(error.to_string());
-    match app.state.claim(&caller.tenant, &key, &request).map_err(failed)? {
+    match app.state.claim(&caller.tenant, &key, &request, app.engine.run_id()).map_err(failed)? {
         Claim::Ours => {}
         Claim::Answered(answer) => return Ok(answer),
         Claim::Other => {

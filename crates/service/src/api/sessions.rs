@@ -16,7 +16,7 @@ use super::extract::{Path, Query};
 use super::page::Page;
 use crate::app::App;
 use crate::problem::{Code, Problem};
-use crate::sessions::{Live, Sessions, Terms};
+use crate::sessions::{Live, Sessions, Terms, as_long_as_any};
 use crate::shape::listed::{AnySessionJson, SessionJson, SessionsJson};
 use crate::shape::outcome::ExecutionJson;
 use crate::shape::request::{Amount, Extension, NewSession, VolumeIn};
@@ -66,7 +66,6 @@ pub(crate) fn check_metadata(metadata: &BTreeMap<String, String>) -> Result<(), 
     Ok(())
 }
 
-/// The walls are asked to let it live for as long as any session may; its own time is kept here, because it can be extended.
 pub(crate) async fn open(
     app: &App,
     caller: &Caller,
@@ -76,7 +75,7 @@ pub(crate) async fn open(
     let mut draft = asked.into_draft(&caller.tenant, &app.images)?;
     // The default of processor time follows from it, and need not be enforceable.
     if draft.limits.get(LimitKind::WallTime).is_none() {
-        draft.limits.set(LimitKind::WallTime, LONGEST.as_millis() as u64);
+        draft.limits.set(LimitKind::WallTime, as_long_as_any(app, &caller.tenant));
     }
     Sessions::open(app, Request::new(draft)?, terms).await
 }

@@ -50,7 +50,7 @@ pub(super) async fn execute(
 ) -> Result<Response, Failure> {
     let Asked { code, context_id, language, env_vars } = asked?.value;
     let context = chosen(&app, &live, language.as_deref(), context_id.as_deref()).await?;
-    let run = context.run(&live, Piece { code, env: env_vars.unwrap_or_default(), timeout: None });
+    let run = context.run(&app, &live, Piece { code, env: env_vars.unwrap_or_default(), timeout: None });
     let lines = futures_util::stream::unfold(run, |mut run| async {
         let mut line = told(run.next().await?).to_string();
         line.push('\n');
@@ -83,7 +83,7 @@ fn told(event: Event) -> Value {
         Event::Error(failure) => {
             json!({"type": "error", "name": failure.name, "value": failure.value, "traceback": failure.traceback})
         }
-        Event::Done { count } => json!({"type": "number_of_executions", "execution_count": count}),
+        Event::Done { count, .. } => json!({"type": "number_of_executions", "execution_count": count}),
     }
 }
 

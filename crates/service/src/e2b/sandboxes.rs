@@ -28,8 +28,6 @@ use crate::time::rfc3339;
 const DEFAULTS: [&str; 2] = ["base", "code-interpreter-v1"];
 const HOST: &str = "host";
 const TIMEOUT: u64 = 300;
-/// Theirs bound no output; this is the most that one program can be granted.
-const OUTPUT: &str = "1G";
 const PAGE: usize = 100;
 const NEXT: HeaderName = HeaderName::from_static("x-next-token");
 
@@ -84,10 +82,12 @@ pub(super) async fn create(
         template if DEFAULTS.contains(&template) => None,
         template => Some(known(&app, template)?),
     };
+    // Theirs bound no output; this is the most that one program can be granted.
+    let output = Amount::Whole(app.engine.cap(&caller.tenant, LimitKind::Output));
     let session = NewSession {
         image,
         env: asked.env_vars,
-        limits: [("output".to_owned(), Amount::Text(OUTPUT.to_owned()))].into(),
+        limits: [("output".to_owned(), output)].into(),
         ..NewSession::default()
     };
     let ttl = ttl(asked.timeout.unwrap_or(TIMEOUT))?;

@@ -13,7 +13,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use crate::api::LONGEST;
 use crate::app::{App, Shared};
 use crate::problem::{Code, Problem};
-use crate::sessions::{Live, Sessions, Terms};
+use crate::sessions::{Live, Sessions, Terms, as_long_as_any};
 
 /// How long one call may take, unless whoever runs the server says less.
 pub(crate) const LONGEST_CALL: Duration = Duration::from_secs(3600);
@@ -92,7 +92,8 @@ impl Setup {
     /// The request for a session that lives for as long as any may: its own time is kept by whoever opened it.
     pub(crate) fn request(&self, app: &Shared) -> Result<Request, Problem> {
         let mut draft = self.draft.clone();
-        draft.limits.set(LimitKind::WallTime, LONGEST.as_millis() as u64);
+        let tenant = draft.tenant.clone().unwrap_or_else(|| LOCAL_TENANT.to_owned());
+        draft.limits.set(LimitKind::WallTime, as_long_as_any(app, &tenant));
         if draft.limits.get(LimitKind::Output).is_none() {
             let mut wider = draft.clone();
             wider.limits.set(LimitKind::Output, OUTPUT);

@@ -10,6 +10,7 @@ use utoipa::openapi::schema::{Object, ObjectBuilder, OneOfBuilder, Type};
 use utoipa::openapi::{Ref, RefOr, Schema};
 use utoipa::{PartialSchema, ToSchema};
 
+use super::code::{CodeEndedJson, CodeErrorJson, CodeOutputJson, CodeResultJson, CodeStartedJson};
 use super::outcome::ExecutionJson;
 
 /// Events of something that runs.
@@ -17,6 +18,9 @@ pub(crate) enum Run {}
 
 /// Events of a directory that is watched.
 pub(crate) enum Watch {}
+
+/// Events of code that keeps what it defines.
+pub(crate) enum Code {}
 
 /// `started`: the first event of everything that runs.
 #[derive(Debug, Serialize, ToSchema)]
@@ -78,6 +82,24 @@ impl PartialSchema for Run {
 impl ToSchema for Run {
     fn name() -> Cow<'static, str> {
         "RunEvent".into()
+    }
+}
+
+impl PartialSchema for Code {
+    fn schema() -> RefOr<Schema> {
+        let events = OneOfBuilder::new()
+            .item(event(&["started"], CodeStartedJson::name()))
+            .item(event(&["stdout", "stderr"], CodeOutputJson::name()))
+            .item(event(&["result"], CodeResultJson::name()))
+            .item(event(&["error"], CodeErrorJson::name()))
+            .item(event(&["ended"], CodeEndedJson::name()));
+        events.into()
+    }
+}
+
+impl ToSchema for Code {
+    fn name() -> Cow<'static, str> {
+        "CodeEvent".into()
     }
 }
 

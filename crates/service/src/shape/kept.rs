@@ -44,7 +44,7 @@ pub(crate) struct UnpackedJson {
 
 /// What a tenant has now and has used today.
 #[derive(Debug, Serialize, ToSchema)]
-#[schema(as = Usage)]
+#[schema(as = TenantUsage)]
 pub(crate) struct UsageJson {
     pub(crate) tenant: String,
     pub(crate) cells: AmountJson,

@@ -6,6 +6,8 @@ use utoipa::openapi::schema::{AdditionalProperties, KnownFormat, Object, ObjectB
 use utoipa::openapi::{RefOr, Schema, SchemaFormat};
 use utoipa::{PartialSchema, ToSchema};
 
+use crate::interpreter;
+
 macro_rules! schemas {
     ($($(#[$about:meta])* $name:ident = $schema:expr;)*) => {$(
         $(#[$about])*
@@ -25,6 +27,7 @@ schemas! {
     Risk = one_of(request::Risk::ALL);
     Kind = one_of(request::Kind::ALL);
     Language = one_of(request::Language::ALL);
+    Interpreted = one_of(interpreter::Language::ALL.map(interpreter::Language::as_str));
     Need = one_of(request::Need::ALL);
     Capability = one_of(request::Capability::ALL);
     Wall = one_of(stack::Wall::ALL);

@@ -13,6 +13,7 @@ use casemate_engine::images::Images;
 use tokio::sync::Semaphore;
 
 use crate::admission::Admission;
+use crate::bodies::Bodies;
 use crate::executions::Executions;
 use crate::metrics::Metrics;
 use crate::problem::{Code, Problem};
@@ -38,6 +39,7 @@ pub(crate) struct Shared {
     pub(crate) executions: Executions,
     pub(crate) sessions: Sessions,
     pub(crate) volumes: Volumes,
+    pub(crate) bodies: Bodies,
     pub(crate) metrics: Metrics,
     /// One image is taken in at a time.
     pub(crate) imports: Arc<Semaphore>,
@@ -156,7 +158,15 @@ impl Caller {
 
 /// For the log: on whose behalf a request came, once that is known.
 #[derive(Clone, Default)]
-struct Asker(Arc<OnceLock<String>>);
+pub(crate) struct Asker(Arc<OnceLock<String>>);
+
+impl Asker {
+    /// Of a request whose asker is known by now.
+    pub(crate) fn of(request: &Request) -> &str {
+        let asker = request.extensions().get::<Asker>();
+        asker.and_then(|asker| asker.0.get()).map_or("", String::as_str)
+    }
+}
 
 /// Every answer names its request, so that a log line and a client's report can be brought together.
 pub(crate) async fn name_request(mut request: Request, next: Next) -> Response {

@@ -4,6 +4,7 @@ mod admission;
 mod api;
 mod app;
 mod archive;
+mod bodies;
 mod config;
 mod e2b;
 mod executions;
@@ -137,6 +138,7 @@ fn share(engine: Engine, state: State, config: &Config, draining: watch::Receive
     Arc::new(Shared {
         images: Images::of(&config.home),
         volumes: Volumes::of(&config.home),
+        bodies: Default::default(),
         home: config.home.clone(),
         engine,
         state: Arc::new(state),

@@ -26,7 +26,7 @@ pub(crate) use log::{Log, Reading, Said};
 pub(crate) use watchers::Watchers;
 
 /// Programs of a session that have ended and can still be asked about.
-const REMEMBERED: usize = 64;
+const REMEMBERED: usize = 32;
 /// How long a volume may take to be kept.
 const SAVING: Duration = Duration::from_secs(60);
 

@@ -9,7 +9,8 @@ use hyper::body::Body as _;
 use serde::de::DeserializeOwned;
 use tokio::time::timeout;
 
-use crate::app::{BODY_PATIENCE, MAX_BODY};
+use crate::app::{App, Asker, BODY_PATIENCE, MAX_BODY};
+use crate::bodies::Room;
 use crate::problem::{Code, Problem};
 use crate::shape::object::Object;
 
@@ -17,15 +18,17 @@ use crate::shape::object::Object;
 pub(crate) struct Document<T> {
     pub(crate) value: T,
     pub(crate) bytes: Bytes,
+    /// Until the request is answered.
+    pub(crate) room: Room,
 }
 
 /// Deeper than this, a document is an attack.
 const MAX_DEPTH: usize = 64;
 
-impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Document<T> {
+impl<T: DeserializeOwned> FromRequest<App> for Document<T> {
     type Rejection = Problem;
 
-    async fn from_request(request: Request, _: &S) -> Result<Document<T>, Problem> {
+    async fn from_request(request: Request, app: &App) -> Result<Document<T>, Problem> {
         let kind = request
             .headers()
             .get(header::CONTENT_TYPE)
@@ -37,9 +40,14 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Document<T> {
             let hint = "send `Content-Type: application/json`";
             return Err(Problem::new(Code::MediaType, "the body is not announced as JSON", hint));
         }
+        let announced = request.body().size_hint().exact().unwrap_or(MAX_BODY as u64);
+        if announced > MAX_BODY as u64 {
+            return Err(too_large(MAX_BODY));
+        }
+        let room = app.bodies.room(Asker::of(&request), announced).await?;
         let bytes = whole(request.into_body(), MAX_BODY).await?;
         let value = parse(&bytes)?;
-        Ok(Document { value, bytes })
+        Ok(Document { value, bytes, room })
     }
 }
 

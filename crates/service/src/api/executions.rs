@@ -47,7 +47,7 @@ pub(crate) async fn create(
     asked: Document<NewExecution>,
 ) -> Result<Response, Problem> {
     caller.check(Scope::Run)?;
-    let Document { value, bytes } = asked;
+    let Document { value, bytes, room: _room } = asked;
     let streamed = value.stream;
     let key = headers.get(KEY).map(|key| key.to_str().unwrap_or_default().to_owned());
     let Some(key) = key else {

@@ -13,6 +13,7 @@ use axum::routing::{MethodRouter, any};
 use bytes::Bytes;
 use casemate_core::limits::LimitKind;
 use http_body_util::Full;
+use hyper::body::Body as _;
 use rmcp::transport::streamable_http_server::session::local::LocalSessionManager;
 use rmcp::transport::{StreamableHttpServerConfig, StreamableHttpService};
 use serde::Deserialize;
@@ -87,6 +88,8 @@ async fn serve(app: &App, tenants: &Tenants, caller: &Caller, request: Request) 
     {
         return Err(Problem::not_found("session"));
     }
+    let announced = body.size_hint().exact().unwrap_or(MAX_BODY as u64).min(MAX_BODY as u64);
+    let _room = app.bodies.room(&caller.tenant, announced).await?;
     let bytes = match parts.method {
         Method::POST => whole(body, MAX_BODY).await?,
         _ => Bytes::new(),

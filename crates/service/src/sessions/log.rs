@@ -9,7 +9,7 @@ use casemate_engine::{Chunk, Executed};
 use tokio::sync::Notify;
 
 /// What is kept for those who come later.
-const KEPT: usize = 1 << 20;
+const KEPT: usize = 256 << 10;
 /// How far a program may be ahead of the slowest reader.
 const AHEAD: usize = 256 << 10;
 

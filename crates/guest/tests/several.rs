@@ -11,7 +11,7 @@ use casemate_wire::PROTOCOL_VERSION;
 use casemate_wire::frame::{self, Body, Decoder};
 use casemate_wire::guest::{
     Access, Config, Exec, Executable, Filter, Ids, Input, Landlock, LandlockRule, Network, Presence, Ptrace,
-    Rlimits, ToGuest, ToHost, WaitStatus,
+    Rlimits, Terminals, ToGuest, ToHost, WaitStatus,
 };
 
 /// What the guest says, as far as these tests care.
@@ -114,6 +114,7 @@ fn config() -> Config {
         rlimits: Rlimits { open_files: 256, processes: None, cpu_seconds: None, file_size: None },
         landlock: Landlock::Rules(vec![rule("/", Access::ReadExecute), rule("/dev", Access::Device)]),
         file_roots: Vec::new(),
+        terminals: Terminals::None,
     }
 }
 

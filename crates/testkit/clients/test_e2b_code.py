@@ -244,7 +244,9 @@ def test_the_same_without_e2b(server):
         session = http.post("/v1/sessions", json={}).json()["id"]
         run = lambda **asked: http.post(f"/v1/sessions/{session}/code", json=asked)
         told = run(code="import sys\nx = 1\nprint('out')\nprint('err', file=sys.stderr)\nx + 1").json()
-        context = told.pop("context")
+        context, record = told.pop("context"), told.pop("id")
+        receipt = [json.loads(line) for line in http.get(f"/v1/receipts/{record}").text.splitlines()]
+        assert any(record in json.dumps(line) and "noted" in json.dumps(line) for line in receipt), receipt
         assert told == {
             "stdout": "out\n",
             "stderr": "err\n",

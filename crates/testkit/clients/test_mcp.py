@@ -449,7 +449,7 @@ def test_a_home_with_a_daemon_is_shared(server, home):
     async def check():
         async with place.client() as client:
             assert text(await client.call_tool("run_code", {"code": "print(1)"})) == "1"
-            assert httpx.get(f"{server.url}/v1/sessions").json() == {"sessions": []}
+            assert httpx.get(f"{server.url}/v1/sessions").json()["sessions"] == []
 
     anyio.run(check)
 

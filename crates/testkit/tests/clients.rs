@@ -51,6 +51,7 @@ clients! {
     python_signatures: "sdk/python/tests/test_ed25519.py";
     python_trees: "sdk/python/tests/test_trees.py";
     python_types: "sdk/python/tests/test_types.py";
+    python_volumes: "sdk/python/tests/test_volumes.py";
     python_wire: "sdk/python/tests/test_wire.py";
 }
 

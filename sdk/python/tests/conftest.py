@@ -13,7 +13,7 @@ _spec = importlib.util.spec_from_file_location("clients_conftest", _SHARED)
 _shared = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(_shared)
 
-Server, home, server = _shared.Server, _shared.home, _shared.server
+Server, home, flags, server = _shared.Server, _shared.home, _shared.flags, _shared.server
 
 
 @pytest.fixture(autouse=True)

@@ -103,6 +103,13 @@ class RunOptions(Walls, total=False):
     deterministic: bool
 
 
+class VolumeIn(TypedDict, total=False):
+    """A volume that is not kept as the sandbox leaves it, if `keep` is false."""
+
+    name: str
+    keep: bool
+
+
 class SandboxOptions(Walls, total=False):
     """A cell for several programs."""
 
@@ -111,6 +118,8 @@ class SandboxOptions(Walls, total=False):
     idle_timeout: Duration
     """How long it lives without being used."""
     metadata: Mapping[str, str]
+    volumes: Mapping[str, str | VolumeIn]
+    """Directories that outlive it: by where they are in it, their names."""
 
 
 class ProcessOptions(TypedDict, total=False):
@@ -240,7 +249,10 @@ def receipt(id: str) -> Call[Receipt]:
 
 def open_sandbox(options: SandboxOptions) -> Call[SandboxInfo]:
     _only(options, SandboxOptions)
-    asked = body({**options, "timeout": None})
+    asked = body({**options, "timeout": None, "volumes": None})
+    if volumes := options.get("volumes"):
+        named = {path: {"name": volume} if isinstance(volume, str) else volume for path, volume in volumes.items()}
+        asked["volumes"] = [{**volume, "path": path} for path, volume in named.items()]
     if (ttl := options.get("timeout")) is not None:
         asked["ttl"] = duration(ttl)
     if (idle := options.get("idle_timeout")) is not None:

@@ -120,6 +120,7 @@ _BY_CODE: dict[str, type[ApiError]] = {
     "invalid-request": InvalidRequest,
     "method-not-allowed": InvalidRequest,
     "unsupported-media-type": InvalidRequest,
+    "upgrade-required": InvalidRequest,
     "idempotency-key-reused": InvalidRequest,
     "unauthenticated": Unauthenticated,
     "forbidden": Forbidden,

@@ -22,10 +22,11 @@ use report::Report;
 use suites::{Built, Suite};
 use user::TestUser;
 
-/// Interpreters that run in cells, what the suites start on the host (a registry and a builder of images among it), and the compilers of
+/// Interpreters that run in cells (with what draws charts), what the suites start on the host (a registry and a builder of images among it), and the compilers of
 /// the examples and of libFuzzer.
-const PACKAGES: [&str; 10] = [
+const PACKAGES: [&str; 12] = [
     "python3",
+    "python3-matplotlib",
     "nodejs",
     "strace",
     "util-linux",
@@ -35,6 +36,7 @@ const PACKAGES: [&str; 10] = [
     "clang",
     "lld",
     "g++",
+    "openssl",
 ];
 
 /// No suite takes nearly as long.

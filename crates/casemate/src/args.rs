@@ -236,7 +236,7 @@ pub(crate) enum TokenCommand {
     Rotate {
         /// As `casemate token ls` shows it
         id: String,
-        /// How long the new one is good for, e.g. 12h or 90d [default: until it is revoked]
+        /// How long the new one is good for, e.g. 12h or 90d [default: as long as the old one was]
         #[arg(long, value_name = "TIME")]
         expires: Option<String>,
         /// How long the old one stays good, so that clients can change over

@@ -13,12 +13,12 @@ use casemate_engine::images::Images;
 use tokio::sync::Semaphore;
 
 use crate::admission::Admission;
-use crate::bodies::Bodies;
 use crate::executions::Executions;
 use crate::metrics::Metrics;
 use crate::problem::{Code, Problem};
 use crate::quota::{Ledger, Quotas, Rates};
 use crate::sessions::Sessions;
+use crate::shares::{Bodies, Shares};
 use crate::store::{Caller, State};
 use crate::token::{Scope, Token};
 use crate::volumes::Volumes;
@@ -40,6 +40,8 @@ pub(crate) struct Shared {
     pub(crate) sessions: Sessions,
     pub(crate) volumes: Volumes,
     pub(crate) bodies: Bodies,
+    pub(crate) archives: Shares,
+    pub(crate) sockets: Shares,
     pub(crate) metrics: Metrics,
     /// One image is taken in at a time.
     pub(crate) imports: Arc<Semaphore>,
@@ -74,12 +76,17 @@ impl FromRequestParts<App> for Caller {
 
     async fn from_request_parts(parts: &mut Parts, app: &App) -> Result<Caller, Problem> {
         let caller = identify(app, &parts.headers)?;
-        if let Some(Asker(tenant)) = parts.extensions.get() {
-            let _ = tenant.set(caller.tenant.clone());
-        }
-        app.rates.count(&caller.tenant, app.quotas.of(&caller.tenant))?;
+        heard(app, parts, &caller.tenant)?;
         Ok(caller)
     }
+}
+
+/// One more request of this tenant, now that it is known to be one.
+pub(crate) fn heard(app: &App, parts: &Parts, tenant: &str) -> Result<(), Problem> {
+    if let Some(Asker(asker)) = parts.extensions.get() {
+        let _ = asker.set(tenant.to_owned());
+    }
+    app.rates.count(tenant, app.quotas.of(tenant))
 }
 
 pub(crate) fn identify(app: &App, headers: &HeaderMap) -> Result<Caller, Problem> {
@@ -109,8 +116,8 @@ pub(crate) fn identify(app: &App, headers: &HeaderMap) -> Result<Caller, Problem
             }),
             false => Err(Problem::new(
                 Code::Forbidden,
-                "a server without tokens answers only programs on its own machine",
-                "make a token with `casemate token create --tenant NAME`, and send it",
+                "a server without tokens answers only what asks for this machine by name, and no web page of another one",
+                "ask for localhost or 127.0.0.1 (`Host`, and `Origin` if there is one), or make a token with `casemate token create --tenant NAME`, and send it",
             )),
         },
     }
@@ -127,20 +134,21 @@ fn presented(headers: &HeaderMap) -> Option<&str> {
 
 /// Whether the address that was asked for is a name of this machine, and no page of somebody else's asked.
 fn from_this_machine(headers: &HeaderMap) -> bool {
-    let is_local = |authority: &str| {
-        let host = match authority.strip_prefix('[') {
-            Some(rest) => rest.split(']').next().unwrap_or_default(),
-            None => authority.rsplit_once(':').map_or(authority, |(host, _)| host),
-        };
-        matches!(host, "localhost" | "::1")
-            || host.parse::<std::net::Ipv4Addr>().is_ok_and(|ip| ip.is_loopback())
+    let is_local = |authority: &str| match authority.parse::<axum::http::uri::Authority>() {
+        Ok(authority) if !authority.as_str().contains('@') => {
+            let host = authority.host().trim_start_matches('[').trim_end_matches(']');
+            host == "localhost" || host.parse::<std::net::IpAddr>().is_ok_and(|address| address.is_loopback())
+        }
+        _ => false,
     };
-    let host = headers.get(header::HOST).and_then(|host| host.to_str().ok());
-    let foreign = |name: &str| {
-        let value = headers.get(name).map(|value| value.to_str().unwrap_or_default());
-        value.is_some_and(|value| !value.split_once("://").is_some_and(|(_, authority)| is_local(authority)))
+    let host = headers.get(header::HOST).map(|host| host.to_str().unwrap_or_default());
+    // A page of this very server is the only one that may ask: another one on this machine is somebody else's.
+    let own = |origin: &str| {
+        let authority = origin.strip_prefix("http://").or_else(|| origin.strip_prefix("https://"));
+        authority.is_some_and(|authority| Some(authority) == host)
     };
-    host.is_none_or(is_local) && !foreign("origin")
+    let origin = headers.get(header::ORIGIN).map(|origin| origin.to_str().unwrap_or_default());
+    host.is_none_or(is_local) && origin.is_none_or(own)
 }
 
 impl Caller {
@@ -222,7 +230,7 @@ mod tests {
             &[("host", "127.0.0.1:7070")][..],
             &[("host", "localhost")],
             &[("host", "[::1]:80")],
-            &[("host", "127.0.0.1"), ("origin", "http://localhost:3000")],
+            &[("host", "127.0.0.1:7070"), ("origin", "http://127.0.0.1:7070")],
             &[],
         ] {
             assert!(from_this_machine(&headers(good)), "{good:?}");
@@ -233,6 +241,10 @@ mod tests {
             &[("host", "localhost.evil.example:80")],
             &[("host", "127.0.0.1"), ("origin", "https://evil.example")],
             &[("host", "127.0.0.1"), ("origin", "null")],
+            &[("host", "127.0.0.1:7070"), ("origin", "http://127.0.0.1:3000")],
+            &[("host", "[::1].evil.example")],
+            &[("host", "localhost@evil.example")],
+            &[("host", "localhost"), ("origin", "file://localhost")],
             &[("host", "127.0.0.1"), ("origin", "http://127.0.0.1.evil.example")],
         ] {
             assert!(!from_this_machine(&headers(bad)), "{bad:?}");

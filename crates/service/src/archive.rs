@@ -16,6 +16,7 @@ use tokio::io::AsyncRead;
 use tokio::runtime::Handle;
 use tokio_util::io::SyncIoBridge;
 
+use crate::app::App;
 use crate::problem::{Code, Problem};
 use crate::sessions::Live;
 
@@ -217,12 +218,15 @@ fn extension(out: &mut Vec<u8>, kind: u8, records: &[(&str, &str)]) {
 
 /// Puts what is in an archive below `root`, which is made if it is not there. What came before an error stays.
 pub(crate) async fn unpack(
+    app: &App,
     live: Arc<Live>,
     root: String,
     archive: impl AsyncRead + Send + Unpin + 'static,
 ) -> Result<Unpacked, Problem> {
+    let turn = app.archives.take(&live.tenant, 1).await?;
     let handle = Handle::current();
     let unpacking = tokio::task::spawn_blocking(move || {
+        let _turn = turn;
         let reader = SyncIoBridge::new_with_handle(archive, handle.clone());
         Unpacking { live: &live, root: &root, made: BTreeSet::new(), handle }.all(reader)
     });
@@ -298,6 +302,10 @@ fn refused(what: impl Into<String>) -> Problem {
 
 fn wrong(error: Error) -> Problem {
     match &error {
+        Error::Archive { member: None, .. } => {
+            let hint = "send a tar that is whole, and not compressed";
+            Problem::new(Code::Invalid, error.reason(), hint)
+        }
         Error::Read(source) if source.kind() == io::ErrorKind::TimedOut => {
             Problem::new(Code::TooSlow, "the archive did not arrive in time", "send it without long pauses")
         }

@@ -103,6 +103,7 @@ impl FromRequestParts<App> for Owner {
         // Their clients always send a key. Where nobody ever made one, it says nothing, and the machine decides.
         let keyless = without_key(app, &parts.headers)?;
         let caller = app::identify(app, keyless.as_ref().unwrap_or(&parts.headers))?;
+        app::heard(app, parts, &caller.tenant)?;
         caller.check(crate::token::Scope::Run)?;
         Ok(Owner(caller))
     }
@@ -133,7 +134,10 @@ impl FromRequestParts<App> for Sandbox {
         // Some calls of their clients show the one, some the other. Both are the key of the session.
         let key = text("x-access-token").or_else(|| text("e2b-traffic-access-token")).unwrap_or_default();
         match app.sessions.find_by_key(id, key) {
-            Ok(live) => Ok(Sandbox(live)),
+            Ok(live) => {
+                app::heard(app, parts, &live.tenant)?;
+                Ok(Sandbox(live))
+            }
             Err(problem) if problem.code == Code::NotFound => Err(failure::no_sandbox(id)),
             Err(problem) => Err(problem.into()),
         }

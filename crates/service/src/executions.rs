@@ -10,7 +10,7 @@ use casemate_engine::{Chunk, Executed, ExecutionId, Io, Stream};
 use tokio::sync::{mpsc, oneshot, watch};
 
 use crate::app::App;
-use crate::problem::Problem;
+use crate::problem::{Code, Problem};
 use crate::quota;
 use crate::shape::files::{Collected, FileJson};
 use crate::shape::outcome::ExecutionJson;
@@ -93,6 +93,23 @@ pub(crate) async fn begin(
     Ok(Execution { id, output, ended, files, app: app.clone() })
 }
 
+/// What one answer holds. More has to be streamed.
+const MOST_COLLECTED: usize = 16 << 20;
+
+pub(crate) fn check_collected(bytes: usize) -> Result<(), Problem> {
+    match bytes <= MOST_COLLECTED {
+        true => Ok(()),
+        false => Err(Problem::new(
+            Code::TooLarge,
+            format!(
+                "it wrote more than the {} MiB that one answer holds, and was ended",
+                MOST_COLLECTED >> 20
+            ),
+            "ask for a stream",
+        )),
+    }
+}
+
 /// For those who ask later what became of it. Its output is not kept.
 pub(crate) fn note(app: &App, id: &str, executed: &Executed) {
     let summary = serde_json::to_string(&ExecutionJson::summary(executed)).unwrap_or_default();
@@ -130,6 +147,7 @@ impl Execution {
     pub(crate) async fn finish(mut self) -> Result<ExecutionJson, Problem> {
         let (mut stdout, mut stderr) = (Vec::new(), Vec::new());
         while let Some(Chunk { stream, bytes }) = self.output.recv().await {
+            check_collected(stdout.len() + stderr.len() + bytes.len())?;
             match stream {
                 Stream::Stdout => stdout.extend(bytes),
                 Stream::Stderr => stderr.extend(bytes),

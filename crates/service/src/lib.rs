@@ -4,7 +4,6 @@ mod admission;
 mod api;
 mod app;
 mod archive;
-mod bodies;
 mod config;
 mod e2b;
 mod executions;
@@ -16,6 +15,7 @@ mod problem;
 mod quota;
 mod sessions;
 pub mod shape;
+mod shares;
 mod store;
 mod time;
 mod token;
@@ -40,7 +40,12 @@ pub use token::{Scope, Token, default_scopes};
 use crate::admission::{Admission, Room};
 use crate::app::{App, Shared};
 use crate::listen::Listener;
+use crate::shares::Shares;
 use crate::volumes::Volumes;
+
+/// Archives of one tenant that are taken apart at a time, each on a thread of its own, and terminals that it is attached to.
+const ARCHIVES: usize = 8;
+const SOCKETS: usize = 128;
 
 /// How a server is run.
 #[derive(Debug, Clone)]
@@ -139,6 +144,8 @@ fn share(engine: Engine, state: State, config: &Config, draining: watch::Receive
         images: Images::of(&config.home),
         volumes: Volumes::of(&config.home),
         bodies: Default::default(),
+        archives: Shares::new(ARCHIVES),
+        sockets: Shares::new(SOCKETS),
         home: config.home.clone(),
         engine,
         state: Arc::new(state),
@@ -167,8 +174,6 @@ fn prepare(engine: &Engine, config: &Config) -> Result<State, ServeError> {
             state.close_interrupted(&run)?;
         }
     }
-    const KEPT: i64 = 24 * 3600;
-    state.forget_answers(store::now() - KEPT)?;
     Ok(state)
 }
 

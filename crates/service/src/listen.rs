@@ -20,7 +20,7 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream, UnixListener};
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio_rustls::TlsAcceptor;
 use tower_service::Service;
 
@@ -65,6 +65,12 @@ impl std::fmt::Display for Address {
         }
     }
 }
+
+/// One of the connections that there may be. Whoever takes a connection over, as WebSockets do, takes this along.
+#[derive(Debug, Clone)]
+pub(crate) struct Place(
+    #[allow(dead_code, reason = "given back when the last is dropped")] Arc<OwnedSemaphorePermit>,
+);
 
 pub(crate) enum Listener {
     Tcp(TcpListener, Option<TlsAcceptor>),
@@ -175,6 +181,7 @@ pub(crate) async fn serve(
     let room = Arc::new(Semaphore::new(most));
     loop {
         let Ok(place) = room.clone().acquire_owned().await else { break };
+        let place = Place(Arc::new(place));
         let accepted = tokio::select! {
             accepted = listener.accept() => accepted,
             _ = stop.wait_for(|stop| *stop) => break,
@@ -187,13 +194,14 @@ pub(crate) async fn serve(
                 continue;
             }
         };
-        let (router, own) = (router.clone(), app.clone());
+        let (router, own, kept) = (router.clone(), app.clone(), place.clone());
         let service = service_fn(move |request: Request<Incoming>| {
-            let (mut router, app) = (router.clone(), own.clone());
+            let (mut router, app, place) = (router.clone(), own.clone(), kept.clone());
             async move {
                 app.metrics.requests.fetch_add(1, Ordering::Relaxed);
                 let waits = request.headers().contains_key(header::EXPECT);
-                let request = request.map(|body| Body::new(Received::new(body, waits)));
+                let mut request = request.map(|body| Body::new(Received::new(body, waits)));
+                request.extensions_mut().insert(place);
                 let response = router.call(request).await;
                 if let Ok(response) = &response
                     && (response.status().is_client_error() || response.status().is_server_error())
@@ -224,6 +232,7 @@ pub(crate) async fn serve(
                 let _ = connection.await;
             }
             app.metrics.connections.fetch_sub(1, Ordering::Relaxed);
+            // Unless somebody has taken the connection over.
             drop(place);
         });
     }

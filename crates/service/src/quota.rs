@@ -82,7 +82,7 @@ pub(crate) async fn admit(app: &App, request: Request) -> Result<(Request, Admit
         Full::Never => Problem::new(
             Code::Quota,
             "this is more memory or disk than the tenant may have at all",
-            "ask for less with `limits`",
+            "ask for less with `limits`; `GET /v1/usage` says what there is",
         ),
     })?;
     app.check_open()?;

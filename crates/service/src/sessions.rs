@@ -27,6 +27,8 @@ pub(crate) use watchers::Watchers;
 
 /// Programs of a session that have ended and can still be asked about.
 const REMEMBERED: usize = 32;
+/// A program's name for those who started it.
+const MAX_TAG: usize = 256;
 /// How long a volume may take to be kept.
 const SAVING: Duration = Duration::from_secs(60);
 
@@ -171,7 +173,7 @@ impl Sessions {
         // From here on somebody sees to its end, whatever becomes of this request.
         tokio::spawn(look_after(app.clone(), live.clone(), admitted, ends));
         for volume in &live.volumes {
-            if let Err(problem) = volume.fill(&app.volumes, &live).await {
+            if let Err(problem) = volume.fill(app, &live).await {
                 live.session.end(Cause::Cancelled).await;
                 return Err(problem);
             }
@@ -295,6 +297,10 @@ impl Live {
     /// Starts a program. Its output is kept until somebody has read it, or nobody wants it.
     pub(crate) async fn start(self: &Arc<Live>, app: &App, start: Start) -> Result<Arc<Running>, Problem> {
         let Start { exec, tag } = start;
+        if tag.as_ref().is_some_and(|tag| tag.len() > MAX_TAG) {
+            let hint = format!("use up to {MAX_TAG} bytes");
+            return Err(Problem::new(Code::Invalid, "the tag is too long", hint));
+        }
         let argv = crate::shape::request::shown(&exec.request.workload);
         let (cwd, terminal) = (exec.request.cwd.clone(), exec.terminal.is_some());
         let started = self.session.exec(exec).await.map_err(|executed| not_begun(app, &executed))?;

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Mutex, PoisonError, mpsc};
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -126,6 +127,8 @@ pub struct State {
     reader: Mutex<Connection>,
     writer: Option<mpsc::Sender<Write>>,
     thread: Option<std::thread::JoinHandle<()>>,
+    /// When old answers were forgotten the last time.
+    forgot: AtomicI64,
 }
 
 enum Write {
@@ -195,7 +198,13 @@ impl State {
             .name("casemate-state".into())
             .spawn(move || write_all(writer, &receiver))
             .map_err(|error| failed(rusqlite::Error::ToSqlConversionFailure(error.into())))?;
-        Ok(State { path, reader: Mutex::new(reader), writer: Some(sender), thread: Some(thread) })
+        Ok(State {
+            path,
+            reader: Mutex::new(reader),
+            writer: Some(sender),
+            thread: Some(thread),
+            forgot: AtomicI64::new(0),
+        })
     }
 
     /// Makes a token. It is shown once, and then only its digest is left.
@@ -237,7 +246,9 @@ impl State {
             token.id == id && token.revoked.is_none() && token.expires.is_none_or(|expires| expires > now())
         };
         let Some(old) = self.tokens()?.into_iter().find(good) else { return Ok(None) };
-        let token = self.create_token(&old.tenant, &old.scopes, expires)?;
+        // As long as the old one was good for, if nobody says how long.
+        let lifetime = old.expires.map(|expires| now() + (expires - old.created));
+        let token = self.create_token(&old.tenant, &old.scopes, expires.or(lifetime))?;
         let until = now() + grace;
         self.with(|connection| {
             connection.execute(
@@ -391,6 +402,7 @@ impl State {
         request: &[u8; 32],
         run: &str,
     ) -> Result<Claim, StateError> {
+        self.forget_answers()?;
         self.with(|connection| {
             let fresh = connection
                 .prepare_cached("INSERT INTO answers (tenant, key, request, created, run) VALUES (?, ?, ?, ?, ?) ON CONFLICT DO NOTHING")?
@@ -422,11 +434,18 @@ impl State {
         .map(drop)
     }
 
-    /// Forgets answers that are older than anybody would ask for.
-    pub(crate) fn forget_answers(&self, older_than: i64) -> Result<(), StateError> {
+    /// Forgets answers that are older than anybody would ask for, once in a while.
+    fn forget_answers(&self) -> Result<(), StateError> {
+        const KEPT: i64 = 24 * 3600;
+        const BETWEEN: i64 = 3600;
+        let (now, last) = (now(), self.forgot.load(Ordering::Relaxed));
+        if now < last + BETWEEN {
+            return Ok(());
+        }
+        self.forgot.store(now, Ordering::Relaxed);
         self.with(|connection| {
-            connection
-                .execute("DELETE FROM answers WHERE created < ? AND answer IS NOT NULL", params![older_than])
+            let old = "DELETE FROM answers WHERE created < ? AND answer IS NOT NULL";
+            connection.execute(old, params![now - KEPT])
         })
         .map(drop)
     }
@@ -607,7 +626,6 @@ mod tests {
         assert_eq!(claim("a", 1), Claim::Answered("said".into()));
         state.answer("b", "k", None).expect("writable");
         assert_eq!(claim("b", 3), Claim::Ours);
-        state.forget_answers(now() - 60).expect("writable");
         assert_eq!(claim("b", 4), Claim::Other);
         state.close_interrupted("run-1").expect("writable");
         assert_eq!(claim("b", 4), Claim::Ours);

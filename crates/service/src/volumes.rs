@@ -7,16 +7,21 @@ use std::fs;
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use casemate_core::limits::LimitKind;
 use casemate_core::request::GuestPath;
 use futures_util::StreamExt;
 use tokio::io::AsyncWriteExt;
 
+use crate::app::App;
 use crate::archive;
 use crate::problem::{Code, Problem};
 use crate::sessions::Live;
 
+/// What an archive has besides the content of files.
+const HEADERS: u64 = 64 << 20;
 /// Of one tenant.
 const MAX_VOLUMES: usize = 1024;
 const MAX_NAME: usize = 63;
@@ -36,6 +41,10 @@ pub(crate) struct Attached {
     pub(crate) path: String,
     /// Without it, changes stay in the session.
     lease: Option<Lease>,
+    /// All of it is in the session. Before that, what is there is less than what is kept.
+    filled: AtomicBool,
+    /// One at a time.
+    saving: tokio::sync::Mutex<()>,
 }
 
 /// Leave to write a volume back. Given back when dropped.
@@ -70,7 +79,13 @@ impl Volumes {
         check(name)?;
         let path = GuestPath::new(path)?.as_str().to_owned();
         let lease = keep.then(|| self.lease(tenant, name)).transpose()?;
-        Ok(Attached { name: name.to_owned(), path, lease })
+        Ok(Attached {
+            name: name.to_owned(),
+            path,
+            lease,
+            filled: AtomicBool::new(false),
+            saving: Default::default(),
+        })
     }
 
     fn lease(&self, tenant: &str, name: &str) -> Result<Lease, Problem> {
@@ -143,16 +158,17 @@ impl Attached {
     }
 
     /// Puts a copy of it into its session. A new one is an empty directory.
-    pub(crate) async fn fill(&self, volumes: &Volumes, live: &Arc<Live>) -> Result<(), Problem> {
-        match tokio::fs::File::open(volumes.place(&live.tenant, &self.name)).await {
+    pub(crate) async fn fill(&self, app: &App, live: &Arc<Live>) -> Result<(), Problem> {
+        match tokio::fs::File::open(app.volumes.place(&live.tenant, &self.name)).await {
             Ok(archive) => {
-                archive::unpack(live.clone(), self.path.clone(), archive).await?;
+                archive::unpack(app, live.clone(), self.path.clone(), archive).await?;
             }
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 live.session.make_directory(&self.path).await?;
             }
             Err(error) => return Err(failed("read", &error)),
         }
+        self.filled.store(true, Ordering::Release);
         Ok(())
     }
 
@@ -162,6 +178,11 @@ impl Attached {
             let hint = "it was attached with \"keep\": false";
             return Err(Problem::new(Code::Invalid, format!("the volume {} is a copy", self.name), hint));
         }
+        let _turn = self.saving.lock().await;
+        if !self.filled.load(Ordering::Acquire) {
+            let hint = "wait until the session is open";
+            return Err(Problem::new(Code::Busy, "the volume is still on its way in", hint).later(1));
+        }
         let stored = volumes.list(&live.tenant).map_err(|error| failed("listed", &error))?;
         let others: u64 =
             stored.iter().filter(|other| other.name != self.name).map(|other| other.bytes).sum();
@@ -170,19 +191,13 @@ impl Attached {
             return Err(Problem::new(Code::Quota, reason, "remove some that nobody needs"));
         }
         let place = volumes.place(&live.tenant, &self.name);
-        let fresh = place.with_extension("new");
-        let saved = self.write(live, &fresh, most.saturating_sub(others)).await;
-        let saved = match saved {
-            Ok(bytes) => tokio::fs::rename(&fresh, &place)
-                .await
-                .map(|()| bytes)
-                .map_err(|error| failed("kept", &error)),
-            Err(problem) => Err(problem),
-        };
-        if saved.is_err() {
-            let _ = tokio::fs::remove_file(&fresh).await;
-        }
-        saved
+        let fresh = Unfinished(place.with_extension("new"));
+        // Holes are nothing in a cell, but zeros in an archive.
+        let disk = live.session.limits().get(LimitKind::Disk).map_or(u64::MAX, |bound| bound.value);
+        let most = most.saturating_sub(others).min(disk.saturating_add(HEADERS));
+        let bytes = self.write(live, &fresh.0, most).await?;
+        tokio::fs::rename(&fresh.0, &place).await.map_err(|error| failed("kept", &error))?;
+        Ok(bytes)
     }
 
     async fn write(&self, live: &Arc<Live>, fresh: &Path, most: u64) -> Result<u64, Problem> {
@@ -214,6 +229,15 @@ impl Attached {
         file.flush().await.map_err(unwritten)?;
         file.get_ref().sync_all().await.map_err(unwritten)?;
         Ok(bytes)
+    }
+}
+
+/// A file that is not a volume yet. Gone when dropped.
+struct Unfinished(PathBuf);
+
+impl Drop for Unfinished {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(&self.0);
     }
 }
 

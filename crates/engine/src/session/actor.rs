@@ -305,7 +305,9 @@ impl Actor {
                 self.exec(number, *exec, *process, reply).await?
             }
             Command::Signal { number, signal } => {
-                if self.execs.contains_key(&number) {
+                // Nothing goes on while everything stands still.
+                let wakes = self.paused.is_some() && i32::from(signal) == libc::SIGCONT;
+                if self.execs.contains_key(&number) && !wakes {
                     self.cell.channel.ask(&ToGuest::Signal { exec: number, signal });
                 }
             }
@@ -353,20 +355,27 @@ impl Actor {
             }
             Command::NoteCode { code, done } => self.note_code(&code, done)?,
             Command::Pause { number, done } => {
-                self.paused.get_or_insert_with(Instant::now);
-                self.ask(number, ToGuest::Pause { id: number }, None, Answer::Nothing(done));
+                if !self.is_crowded() {
+                    self.paused.get_or_insert_with(Instant::now);
+                }
+                self.ask(number, ToGuest::Pause { id: number }, None, Answer::Paused(done));
             }
             Command::Resume { number, done } => {
-                if let Some(since) = self.paused.take() {
-                    for exec in self.execs.values_mut() {
-                        exec.stood_still += since.max(exec.started).elapsed();
-                    }
-                }
+                self.go_on();
                 self.ask(number, ToGuest::Resume { id: number }, None, Answer::Nothing(done));
             }
             Command::End { .. } => {}
         }
         Ok(())
+    }
+
+    /// The clocks of programs, too.
+    fn go_on(&mut self) {
+        if let Some(since) = self.paused.take() {
+            for exec in self.execs.values_mut() {
+                exec.stood_still += since.max(exec.started).elapsed();
+            }
+        }
     }
 
     fn feed(&mut self, number: Id) -> Option<&mut Feed> {
@@ -384,7 +393,12 @@ impl Actor {
             None => puts.get_mut(&number).map(|put| &mut put.feed),
         };
         let Some(feed) = feed else { return };
-        while let Some((bytes, at, _)) = feed.waiting.front_mut() {
+        while let Some((bytes, at, sent)) = feed.waiting.front_mut() {
+            // Whoever sent it has gone, and with them what nobody has taken yet.
+            if sent.is_closed() && *at < bytes.len() {
+                feed.waiting.pop_front();
+                continue;
+            }
             let room = feed.window.available().min(MAX_PAYLOAD);
             let rest = &bytes[*at..];
             if room == 0 && !rest.is_empty() {
@@ -501,6 +515,9 @@ impl Actor {
             ToHost::Started { exec, pid } => {
                 if let Some(Running { waiting: Some((_, process)), .. }) = self.execs.get_mut(&exec) {
                     process.control.pid = pid;
+                }
+                if self.execs.get(&exec).is_some_and(|exec| exec.let_go) {
+                    self.runs(exec);
                 }
             }
             ToHost::OutputCut { exec } => {

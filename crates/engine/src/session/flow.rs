@@ -45,6 +45,9 @@ impl<T> Drop for Outflow<T> {
     }
 }
 
+/// What waits at the session's task at a time.
+const PIECE: usize = 64 << 10;
+
 /// What goes into a session: the content of a file, or the standard input of a program.
 #[derive(Debug, Clone)]
 pub struct Inflow {
@@ -53,11 +56,15 @@ pub struct Inflow {
 }
 
 impl Inflow {
-    /// Comes back when there is room for more. An error: nobody takes it any more.
+    /// Comes back when there is room for more. An error: nobody takes it any more. Given up, what was not taken yet is forgotten.
     pub async fn send(&self, bytes: Vec<u8>) -> Result<(), FileError> {
-        let (sent, answer) = oneshot::channel();
-        let _ = self.commands.send(Command::Input { number: self.number, bytes, sent });
-        answer.await.map_err(|_| FileError::Ended)
+        for piece in bytes.chunks(PIECE) {
+            let (sent, answer) = oneshot::channel();
+            let input = Command::Input { number: self.number, bytes: piece.to_vec(), sent };
+            let _ = self.commands.send(input);
+            answer.await.map_err(|_| FileError::Ended)?;
+        }
+        Ok(())
     }
 
     /// Nothing more follows.

@@ -66,7 +66,7 @@ pub(crate) async fn upload(
     let live = session(&app, &caller, &id)?;
     let place = path(&asked)?;
     let archive = StreamReader::new(Box::pin(frames(body)));
-    let Unpacked { files, bytes } = archive::unpack(live, place.clone(), archive).await?;
+    let Unpacked { files, bytes } = archive::unpack(&app, live, place.clone(), archive).await?;
     Ok((StatusCode::CREATED, Json(UnpackedJson { path: place, files, bytes })))
 }
 

@@ -10,9 +10,9 @@ use serde::de::DeserializeOwned;
 use tokio::time::timeout;
 
 use crate::app::{App, Asker, BODY_PATIENCE, MAX_BODY};
-use crate::bodies::Room;
 use crate::problem::{Code, Problem};
 use crate::shape::object::Object;
+use crate::shares::Room;
 
 /// A JSON document, which is an object, and the bytes that it came in.
 pub(crate) struct Document<T> {

@@ -7,6 +7,7 @@ use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use casemate_core::limits::LimitKind;
+use serde_json::Value;
 
 use super::body::Document;
 use super::document::{Admitted, Asked, Crowded, Documented, InSession, Named, Queried};
@@ -93,8 +94,7 @@ async fn finish(context: &str, mut run: Run, most: u64) -> Result<CodeJson, Prob
                 told.stderr.push_str(&text);
             }
             Event::Result { formats, .. } => {
-                let lengths = formats.values().map(|value| value.as_str().map_or(0, str::len) as u64);
-                length += lengths.sum::<u64>();
+                length += formats.values().map(weight).sum::<u64>();
                 told.results.push(formats);
             }
             Event::Error(failure) => told.error = Some(failure.into()),
@@ -106,6 +106,17 @@ async fn finish(context: &str, mut run: Run, most: u64) -> Result<CodeJson, Prob
         }
     }
     Ok(told)
+}
+
+/// About what a value takes, here and in the answer.
+fn weight(value: &Value) -> u64 {
+    const NODE: u64 = 32;
+    NODE + match value {
+        Value::String(text) => text.len() as u64,
+        Value::Array(values) => values.iter().map(weight).sum(),
+        Value::Object(members) => members.iter().map(|(name, value)| name.len() as u64 + weight(value)).sum(),
+        Value::Null | Value::Bool(_) | Value::Number(_) => 0,
+    }
 }
 
 /// The same, as it comes.

@@ -24,6 +24,8 @@ use crate::token::Scope;
 
 const KEY: &str = "idempotency-key";
 const MAX_KEY: usize = 255;
+/// Of an answer that may have to be given again. Of a longer one, all but the output is.
+const MOST_KEPT: usize = 1 << 20;
 
 /// Run something, in a cell of its own.
 ///
@@ -103,9 +105,16 @@ async fn once(
     }
     let answering = tokio::spawn(async move {
         let told = async { begin(&app, &caller, asked).await?.finish().await }.await;
-        let said = told.map(|told| serde_json::to_string(&told).unwrap_or_default());
+        let (said, summary) = match told {
+            Ok(told) => {
+                let said = serde_json::to_string(&told).unwrap_or_default();
+                let summary = (said.len() > MOST_KEPT).then(|| told.without_output());
+                (Ok(said), summary.map(|told| serde_json::to_string(&told).unwrap_or_default()))
+            }
+            Err(problem) => (Err(problem), None),
+        };
         // What did not begin may be tried again with the same key.
-        let kept = app.state.answer(&caller.tenant, &key, said.as_deref().ok());
+        let kept = app.state.answer(&caller.tenant, &key, summary.as_deref().or(said.as_deref().ok()));
         kept.map_err(|error| Problem::internal(error.to_string()))?;
         said
     });

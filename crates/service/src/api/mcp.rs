@@ -183,6 +183,9 @@ impl Tenant {
             // Who may ask was decided before: by a token, or by where the request comes from.
             .disable_allowed_hosts()
             .with_max_request_body_bytes(MAX_BODY)
+            // Events without data, for clients that come back to what they have missed: nothing is kept for them, and older ones take
+            // such an event for a broken message.
+            .with_sse_retry(None)
             .with_cancellation_token(stop.clone());
         let http =
             Http { visitors: Arc::new(Visitors::default()), places: Arc::new(Semaphore::new(CONNECTED)) };

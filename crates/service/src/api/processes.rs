@@ -22,6 +22,7 @@ use super::extract::{Path, Query};
 use super::page::Page;
 use super::stream;
 use crate::app::{App, BODY_PATIENCE};
+use crate::executions::check_collected;
 use crate::problem::{Code, Problem};
 use crate::sessions::{Live, Log, LogOf, Reading, Running, Said, Start};
 use crate::shape::event::{self, BareJson, StartedJson};
@@ -31,6 +32,9 @@ use crate::shape::request::{NewProcess, Signal, Terminal};
 use crate::shape::words;
 use crate::store::Caller;
 use crate::token::Scope;
+
+/// What programs with a terminal take it for, unless somebody says otherwise: what those of today are.
+const TERMINAL: &str = "xterm-256color";
 
 type Place = Path<(String, u32)>;
 
@@ -62,9 +66,17 @@ pub(crate) async fn create(
         let hint = "start it with `background` or `stream`, and write to it then";
         return Err(Problem::new(Code::Invalid, "nobody could write to its standard input", hint));
     }
+    if !background && !streamed && asked.terminal.is_some() {
+        let hint = "start it with `background`, and attach to its terminal then";
+        return Err(Problem::new(Code::Invalid, "nobody could sit at its terminal", hint));
+    }
     let size = |Terminal { rows, columns }| TerminalSize { rows, columns };
     let (terminal, tag) = (asked.terminal.map(size), asked.tag.clone());
-    let exec = SessionExec { request: asked.into_draft()?, stdin: stdin || terminal.is_some(), terminal };
+    let mut request = asked.into_draft()?;
+    if terminal.is_some() && request.env.iter().all(|(name, _)| name != "TERM") {
+        request.env.push(("TERM".to_owned(), TERMINAL.to_owned()));
+    }
+    let exec = SessionExec { request, stdin: stdin || terminal.is_some(), terminal };
     let running = live.start(&app, Start { exec, tag }).await?;
     if background {
         return Ok((StatusCode::CREATED, Json(ProcessJson::from(&*running))).into_response());
@@ -95,8 +107,13 @@ impl Following {
         let (mut stdout, mut stderr) = (Vec::new(), Vec::new());
         loop {
             match self.reading.next().await {
-                Said::Output(Chunk { stream: Stream::Stdout, bytes }) => stdout.extend(bytes),
-                Said::Output(Chunk { stream: Stream::Stderr, bytes }) => stderr.extend(bytes),
+                Said::Output(Chunk { stream, bytes }) => {
+                    check_collected(stdout.len() + stderr.len() + bytes.len())?;
+                    match stream {
+                        Stream::Stdout => stdout.extend(bytes),
+                        Stream::Stderr => stderr.extend(bytes),
+                    }
+                }
                 Said::Missed => {}
                 Said::Ended(executed) => {
                     self.over = true;
@@ -242,9 +259,9 @@ pub(crate) async fn stdin(
         {
             input.send(bytes.to_vec()).await.map_err(|_| {
                 Problem::new(
-                    Code::Ended,
+                    Code::Invalid,
                     "nobody reads its standard input",
-                    "start it with `stdin`, before it ends",
+                    "start it with `stdin`, and write before it is ended or the program is over",
                 )
             })?;
         }

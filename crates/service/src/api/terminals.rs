@@ -4,6 +4,7 @@
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
+use axum::Extension;
 use axum::extract::State;
 use axum::extract::ws::{CloseFrame, Message, WebSocket, WebSocketUpgrade};
 use axum::response::Response;
@@ -18,6 +19,7 @@ use tokio::time::{Instant, sleep_until, timeout};
 use super::document::{Asked, InSession, Queried, Switched};
 use super::extract::Path;
 use crate::app::App;
+use crate::listen::Place;
 use crate::problem::{Code, Problem};
 use crate::sessions::{Live, Log, LogOf, Reading, Running, Said};
 use crate::shape::outcome::ExecutionJson;
@@ -54,6 +56,7 @@ pub(crate) async fn attach(
     State(app): State<App>,
     caller: Caller,
     Path((id, pid)): Path<(String, u32)>,
+    Extension(place): Extension<Place>,
     upgrade: Result<WebSocketUpgrade, axum::extract::ws::rejection::WebSocketUpgradeRejection>,
 ) -> Result<Response, Problem> {
     caller.check(Scope::Run)?;
@@ -67,7 +70,9 @@ pub(crate) async fn attach(
         Problem::new(Code::Upgrade, rejection.body_text(), "this address is for WebSockets")
     })?;
     let upgrade = upgrade.max_message_size(MAX_MESSAGE).max_frame_size(MAX_MESSAGE);
+    let turn = app.sockets.take(&caller.tenant, 1).await?;
     Ok(upgrade.on_upgrade(move |socket| async move {
+        let _held = (place, turn);
         let reading = Log::read(LogOf(running.clone()), true);
         talk(socket, &live, &running, reading).await;
     }))

@@ -19,7 +19,7 @@ use tokio::time::timeout;
 
 use super::failure::{CallFailure, Failure};
 use crate::api::body::{self, Document};
-use crate::app::{App, BODY_PATIENCE, MAX_BODY};
+use crate::app::{App, Asker, BODY_PATIENCE, MAX_BODY};
 use crate::problem::{Code, Problem};
 
 const STREAMED: &str = "application/connect+json";
@@ -49,8 +49,8 @@ pub(super) struct Asked<T>(pub(super) T);
 impl<T: DeserializeOwned + Send> FromRequest<App> for Asked<T> {
     type Rejection = Failure;
 
-    async fn from_request(request: Request, _: &App) -> Result<Asked<T>, Failure> {
-        let mut envelopes = Envelopes::of(request)?;
+    async fn from_request(request: Request, app: &App) -> Result<Asked<T>, Failure> {
+        let mut envelopes = Envelopes::of(request, app)?;
         let asked = envelopes.next().await?.ok_or_else(|| malformed("there is no message"))?;
         match envelopes.next::<Value>().await? {
             None => Ok(Asked(asked)),
@@ -61,15 +61,21 @@ impl<T: DeserializeOwned + Send> FromRequest<App> for Asked<T> {
 
 /// Messages that a client streams.
 pub(super) struct Envelopes {
+    app: App,
+    /// Whose messages these are.
+    tenant: String,
     body: Body,
     waiting: BytesMut,
 }
 
 impl Envelopes {
-    fn of(request: Request) -> Result<Envelopes, Problem> {
+    fn of(request: Request, app: &App) -> Result<Envelopes, Problem> {
+        let (app, tenant) = (app.clone(), Asker::of(&request).to_owned());
         let kind = request.headers().get(header::CONTENT_TYPE).and_then(|kind| kind.to_str().ok());
         match kind {
-            Some(STREAMED) => Ok(Envelopes { body: request.into_body(), waiting: BytesMut::new() }),
+            Some(STREAMED) => {
+                Ok(Envelopes { app, tenant, body: request.into_body(), waiting: BytesMut::new() })
+            }
             _ => {
                 let hint = format!("send `Content-Type: {STREAMED}`");
                 Err(Problem::new(Code::MediaType, "the body is not announced as a stream of JSON", hint))
@@ -89,6 +95,7 @@ impl Envelopes {
         if length > MAX_BODY {
             return Err(body::too_large(MAX_BODY));
         }
+        let _room = self.app.bodies.room(&self.tenant, length as u64).await?;
         if !self.fill(HEAD + length).await? {
             return Err(malformed("the message ends early"));
         }
@@ -126,8 +133,8 @@ impl Envelopes {
 impl FromRequest<App> for Envelopes {
     type Rejection = Failure;
 
-    async fn from_request(request: Request, _: &App) -> Result<Envelopes, Failure> {
-        Ok(Envelopes::of(request)?)
+    async fn from_request(request: Request, app: &App) -> Result<Envelopes, Failure> {
+        Ok(Envelopes::of(request, app)?)
     }
 }
 

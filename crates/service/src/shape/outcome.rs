@@ -216,6 +216,21 @@ impl ExecutionJson {
         ExecutionJson { files, ..self }
     }
 
+    /// The same without what it wrote and what came out, and says so.
+    pub(crate) fn without_output(self) -> ExecutionJson {
+        let cut = |was: bool, text: &str, bytes: &Option<String>| was || !text.is_empty() || bytes.is_some();
+        ExecutionJson {
+            stdout_truncated: cut(self.stdout_truncated, &self.stdout, &self.stdout_base64),
+            stderr_truncated: cut(self.stderr_truncated, &self.stderr, &self.stderr_base64),
+            stdout: String::new(),
+            stdout_base64: None,
+            stderr: String::new(),
+            stderr_base64: None,
+            files: None,
+            ..self
+        }
+    }
+
     /// Of a program in a session.
     pub(crate) fn with_pid(self, pid: u32) -> ExecutionJson {
         ExecutionJson { pid: Some(pid), ..self }

@@ -47,7 +47,7 @@ pub(super) struct Told {
 
 /// Of one answer.
 const MAX_TOLD_FILES: usize = 100_000;
-const MAX_TOLD_BYTES: usize = 32 << 20;
+const MAX_TOLD_BYTES: usize = 8 << 20;
 
 impl Told {
     fn more(&mut self, path: &str) -> Result<(), Trouble> {
@@ -70,6 +70,8 @@ pub(super) struct Question {
 pub(super) enum Answer {
     Found(Done<Vec<(String, FileInfo)>>),
     Nothing(Done<()>),
+    /// Everything stands still, or goes on after all.
+    Paused(Done<()>),
     /// Nobody waits for it.
     Nobody,
 }
@@ -206,6 +208,9 @@ impl Actor {
                     get.tell(id, Piece::Failed(error));
                 } else if let Some(question) = self.questions.remove(&id) {
                     self.watches.remove(&id);
+                    if matches!(question.done, Answer::Paused(_)) {
+                        self.go_on();
+                    }
                     if let Some(transfer) = &question.transfer {
                         self.note(transfer, None, Err(&why))?;
                     }
@@ -227,7 +232,7 @@ impl Actor {
                 }
                 match question.done {
                     Answer::Found(done) => drop(done.send(Ok(question.found))),
-                    Answer::Nothing(done) => drop(done.send(Ok(()))),
+                    Answer::Nothing(done) | Answer::Paused(done) => drop(done.send(Ok(()))),
                     Answer::Nobody => {}
                 }
             }
@@ -324,7 +329,7 @@ impl Actor {
         transfer.record(&self.record, self.plan.tenant(), moved, result).map_err(not_recorded)
     }
 
-    fn is_crowded(&self) -> bool {
+    pub(super) fn is_crowded(&self) -> bool {
         self.puts.len() + self.gets.len() + self.questions.len() + self.watches.len() >= MAX_OTHERS
     }
 }
@@ -348,7 +353,7 @@ impl Answer {
     fn fail(self, error: FileError) {
         match self {
             Answer::Found(done) => drop(done.send(Err(error))),
-            Answer::Nothing(done) => drop(done.send(Err(error))),
+            Answer::Nothing(done) | Answer::Paused(done) => drop(done.send(Err(error))),
             Answer::Nobody => {}
         }
     }

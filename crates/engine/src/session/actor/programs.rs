@@ -42,6 +42,8 @@ pub(super) struct Running {
     pub(super) killed: Option<(Cause, Instant)>,
     /// Until it runs.
     pub(super) waiting: Option<(Reply, Process)>,
+    /// It runs, whether anybody was told or not.
+    pub(super) let_go: bool,
     pub(super) input: Option<Feed>,
     pub(super) outputs: [Output; 2],
     pub(super) output: Option<Source<Chunk>>,
@@ -124,6 +126,7 @@ impl Actor {
             stood_still: Duration::ZERO,
             killed: None,
             waiting: Some((reply, process)),
+            let_go: false,
             input: stdin.then(|| Feed { stream: number, ..Feed::default() }),
             outputs: [stream(number + 1, Stream::Stdout), stream(number + 2, Stream::Stderr)],
             output: Some(output),
@@ -222,12 +225,14 @@ impl Actor {
         Ok(())
     }
 
-    /// It was let go.
+    /// It was let go. Whoever waits is told once its number is known.
     pub(super) fn runs(&mut self, number: Id) {
-        if let Some(exec) = self.execs.get_mut(&number)
-            && let Some((reply, process)) = exec.waiting.take()
-        {
-            exec.started = Instant::now();
+        let Some(exec) = self.execs.get_mut(&number) else { return };
+        if !exec.let_go {
+            (exec.let_go, exec.started) = (true, Instant::now());
+        }
+        let known = |(_, process): &mut (Reply, Process)| process.control.pid != 0;
+        if let Some((reply, process)) = exec.waiting.take_if(known) {
             // Nobody knows of it, so nobody could end it.
             if reply.send(Ok(process)).is_err() {
                 exec.killed = Some((Cause::Cancelled, Instant::now() + LAST_WORDS));

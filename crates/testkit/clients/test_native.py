@@ -223,8 +223,8 @@ def test_garbage_on_a_websocket_ends_it_and_nothing_else(server: Server):
                     socket.recv(PATIENCE)
                 assert closed.value.rcvd.code == 1007
         with terminal(server, session, pid) as socket:
-            socket.send(b"x" * (1 << 20))
             with pytest.raises(ConnectionClosed):
+                socket.send(b"x" * (1 << 20))
                 while True:
                     socket.recv(PATIENCE)
         raw = terminal(server, session, pid)

@@ -259,7 +259,7 @@ pub(crate) async fn stdin(
         {
             input.send(bytes.to_vec()).await.map_err(|_| {
                 Problem::new(
-                    Code::Invalid,
+                    Code::Ended,
                     "nobody reads its standard input",
                     "start it with `stdin`, and write before it is ended or the program is over",
                 )

@@ -1,9 +1,11 @@
 """Without any server named: this process starts one for itself, and it ends with the process."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
 import time
 from pathlib import Path
@@ -19,8 +21,8 @@ PATIENCE = 60
 @pytest.fixture
 def environment(home, tmp_path, monkeypatch):
     """A home and a place for temporary files, which must be as empty afterwards as before."""
-    place = tmp_path / "tmp"
-    place.mkdir()
+    # Short enough for a socket, wherever these tests have their own files.
+    place = Path(tempfile.mkdtemp(prefix="cm-", dir="/tmp"))
     monkeypatch.setenv("CASEMATE_HOME", str(home))
     monkeypatch.setenv("TMPDIR", str(place))
     monkeypatch.setattr("tempfile.tempdir", None)
@@ -31,6 +33,7 @@ def environment(home, tmp_path, monkeypatch):
     finally:
         _local.stop()
         eventually(lambda: not processes(str(home)), "something is left")
+        shutil.rmtree(place)
 
 
 def processes(words: str) -> list[int]:
@@ -173,3 +176,12 @@ def test_why_it_does_not_start_is_said(environment, home, monkeypatch):
         casemate.Sandbox()
     assert "CASEMATE_SERVER" in failed.value.hint
     assert list(environment.iterdir()) == []
+
+
+def test_temporary_files_may_be_anywhere(environment, tmp_path, monkeypatch):
+    place = tmp_path / ("long" * 20) / ("longer" * 20)
+    place.mkdir(parents=True)
+    monkeypatch.setenv("TMPDIR", str(place))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    with casemate.Sandbox() as box:
+        assert box.commands.run("echo here").stdout == "here\n"

@@ -17,6 +17,8 @@ from .errors import DaemonFailed
 
 _PATIENCE = 30.0
 _PREFIX = "casemate-python-"
+# Of 107 bytes for a socket's path, with room for what comes after it.
+_LONGEST_BASE = 70
 # Directories without a server that are younger than this may belong to one that is being started.
 _YOUNG = 60.0
 
@@ -31,7 +33,7 @@ class _Daemon:
                 "there is no `casemate` on PATH to start a server with",
                 "install it, name it with CASEMATE_BIN, or name a server with CASEMATE_SERVER",
             )
-        self._place = Path(tempfile.mkdtemp(prefix=_PREFIX))
+        self._place = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=_base()))
         self.socket = str(self._place / "socket")
         self._log = tempfile.TemporaryFile()
         words = [program, "serve", "--socket", self.socket, "--until-stdin-closes", "--drain", "1s"]
@@ -114,9 +116,15 @@ def stop() -> None:
             _daemon = None
 
 
+def _base() -> Path:
+    """The temporary directory, unless its path is so long that the kernel would not take a socket's below it."""
+    usual = Path(tempfile.gettempdir())
+    return usual if len(os.fsencode(usual)) < _LONGEST_BASE else Path("/tmp")
+
+
 def _sweep() -> None:
     """Removes what those left behind who were killed: an empty directory each."""
-    for place in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+    for place in _base().glob(f"{_PREFIX}*"):
         try:
             if time.time() - place.lstat().st_mtime > _YOUNG:
                 place.rmdir()

@@ -470,8 +470,11 @@ fn sensible(method: &str, path: &str) -> (&'static str, Value) {
         ("post", "mkdir") => ("", json!({"path": "/work/x"})),
         ("post", "rename") => ("", json!({"from": "/work/kept", "to": "/work/y"})),
         ("patch", "{id}") => ("", json!({"ttl": "5m"})),
-        ("get", "files" | "stat") => ("?path=/work/kept", Value::Null),
+        ("post", "code") => ("", json!({"code": "1"})),
+        ("post", "contexts") => ("", json!({})),
+        ("get", "files" | "stat" | "archive") => ("?path=/work/kept", Value::Null),
         ("get", "list" | "watch") => ("?path=/work", Value::Null),
+        ("put", "archive") => ("?path=/work/x", Value::Null),
         ("put" | "delete", "files") => ("?path=/work/kept", Value::Null),
         _ => ("", Value::Null),
     }
@@ -500,18 +503,31 @@ fn what_is_somebody_elses_is_nowhere() {
     let told = ask(&owner, "post", &format!("/v1/sessions/{session}/processes"), &sleeping).is(201).json();
     let (process, pid) = (told["id"].as_str().expect("an id").to_owned(), told["pid"].to_string());
     ask(&owner, "put", &format!("/v1/sessions/{session}/files?path=/work/kept"), &json!("x")).is(201);
-    let addresses = addresses_with_ids();
+    let kept = json!({"volumes": [{"name": "data", "path": "/work/data"}]});
+    let told = ask(&owner, "post", "/v1/sessions", &kept).is(201).json();
+    let keeper = told["id"].as_str().expect("an id").to_owned();
+    ask(&owner, "delete", &format!("/v1/sessions/{keeper}"), &Value::Null).is(200);
+    let (context, volume) = ("0".repeat(32), "data".to_owned());
+    let filled = |pattern: &str, id: &str| {
+        let name = if pattern.starts_with("/v1/volumes") { id } else { &volume };
+        let path = pattern.replace("{id}", id).replace("{pid}", &pid);
+        path.replace("{context}", &context).replace("{name}", name)
+    };
+    let mut addresses = addresses_with_ids();
+    // What images there are is everybody's business.
+    addresses.retain(|(_, pattern)| !pattern.starts_with("/v1/images"));
     assert!(addresses.len() > 20, "{addresses:?}");
     for (method, pattern) in &addresses {
         let ids = match pattern.split('/').nth(2) {
             Some("executions") => vec![&execution],
             Some("sessions") => vec![&session],
             Some("receipts") => vec![&execution, &session, &process],
+            Some("volumes") => vec![&volume],
             other => panic!("{other:?} of {pattern} is new here: whose ids does it take?"),
         };
         let (query, body) = sensible(method, pattern);
         for id in ids {
-            let place = |id: &str| format!("{}{query}", pattern.replace("{id}", id).replace("{pid}", &pid));
+            let place = |id: &str| format!("{}{query}", filled(pattern, id));
             let told = ask(&other, method, &place(id), &body);
             let nobodys = ask(&other, method, &place(&"0".repeat(id.len())), &body);
             assert_eq!((told.status, &told.body), (nobodys.status, &nobodys.body), "{method} {pattern}");
@@ -522,10 +538,12 @@ fn what_is_somebody_elses_is_nowhere() {
         }
     }
     // Their owner finds them all, and nothing has happened to any.
-    for (method, pattern) in addresses.iter().filter(|(method, _)| *method == "get") {
+    // (Who asks for a terminal has to speak its protocol.)
+    let is_plain = |(method, pattern): &&(&str, String)| *method == "get" && !pattern.ends_with("/terminal");
+    for (method, pattern) in addresses.iter().filter(is_plain) {
         let (query, _) = sensible(method, pattern);
         let id = if pattern.starts_with("/v1/sessions") { &session } else { &execution };
-        let path = format!("{}{query}", pattern.replace("{id}", id).replace("{pid}", &pid));
+        let path = format!("{}{query}", filled(pattern, id));
         let mut stream = begin(&server, &request("GET", &path, Some(&owner), &[], None));
         read_until(&mut stream, "200 OK");
     }

@@ -80,6 +80,9 @@ fn docker(words: &[&str]) -> String {
     String::from_utf8(output.stdout).expect("plain text")
 }
 
+/// To make a container that it was asked for.
+const ENGINE_TAKES: Duration = Duration::from_millis(700);
+
 #[test]
 fn killed_in_the_middle_the_next_start_removes_its_container_and_no_other() {
     let home = Home::new();
@@ -101,6 +104,8 @@ fn killed_in_the_middle_the_next_start_removes_its_container_and_no_other() {
         home.runs();
         run.signal(Signal::KILL);
         run.finish().expect(137);
+        // What the engine was asked for by somebody who is gone, it makes all the same, in its own time.
+        std::thread::sleep(ENGINE_TAKES);
         // Whatever the next one runs on.
         home.run(&["--on", "container", "--", "true"]).expect(0);
         let left: Vec<String> = home.leftovers(&live);

@@ -133,9 +133,13 @@ pub(crate) const REST: &[Row] = &[
         "archives of images",
         "tests/images.rs imports one of every kind, and looks at what they leave",
     ),
-    later(&[95], "another tenant's id", "with the HTTP API: nothing can be addressed by id today"),
+    settled(&[95], "another tenant's id", "tests/service_abuse.rs tries every address that the API has"),
     later(&[96], "another tenant's secret", "with the egress broker: secrets are refused today"),
-    later(&[101], "huge or deep JSON", "with the HTTP API"),
+    settled(
+        &[101, 104],
+        "huge or deep JSON, paths that lead out",
+        "tests/service.rs and service_abuse.rs, over HTTP",
+    ),
     settled(&[97], "cache timing", "documented residual: SECURITY.md"),
     settled(
         &[103],

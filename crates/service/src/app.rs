@@ -136,8 +136,10 @@ fn presented(headers: &HeaderMap) -> Option<&str> {
 fn from_this_machine(headers: &HeaderMap) -> bool {
     let is_local = |authority: &str| match authority.parse::<axum::http::uri::Authority>() {
         Ok(authority) if !authority.as_str().contains('@') => {
+            let rest = authority.as_str().strip_prefix(authority.host()).unwrap_or_default();
             let host = authority.host().trim_start_matches('[').trim_end_matches(']');
-            host == "localhost" || host.parse::<std::net::IpAddr>().is_ok_and(|address| address.is_loopback())
+            let is_loopback = host.parse::<std::net::IpAddr>().is_ok_and(|address| address.is_loopback());
+            (host == "localhost" || is_loopback) && (rest.is_empty() || rest.starts_with(':'))
         }
         _ => false,
     };

@@ -1,5 +1,5 @@
-//! Builds the programs that are embedded in the engine: the launcher, which has the guest in it, the guest by itself, the WASM
-//! worker, the WASM compiler and the unpacker of images, each as a static binary.
+//! Builds the programs that are embedded in the engine: the launcher, which has the guest in it, the guest by itself, the first
+//! process of virtual machines, the WASM worker, the WASM compiler and the unpacker of images, each as a static binary.
 //!
 //! They need their own flags and profiles, and must not share features with each other, so this runs its own cargo for each, in
 //! its own target directory: the outer cargo holds the lock of the other one.
@@ -28,9 +28,16 @@ const BARE: &[&str] = &[
     "-C link-arg=-Wl,-z,pack-relative-relocs",
 ];
 
-const AGENTS: [Agent; 5] = [
+const AGENTS: [Agent; 6] = [
     Agent { package: "casemate-launcher", profile: "agent", features: "bare", flags: BARE, target: "agents" },
     Agent { package: "casemate-guest", profile: "agent", features: "bare", flags: BARE, target: "agents" },
+    Agent {
+        package: "casemate-machine",
+        profile: "agent",
+        features: "",
+        flags: &["-C target-feature=+crt-static"],
+        target: "agents-machine",
+    },
     Agent {
         package: "casemate-wasm",
         profile: "worker",
@@ -59,7 +66,7 @@ fn main() {
     let out = PathBuf::from(env::var_os("OUT_DIR").expect("set by cargo"));
     let workspace = manifest.ancestors().nth(2).expect("crates/engine is two levels down");
     // Relative paths, or another checkout that uses the same target directory would be taken for this one.
-    for input in ["launcher", "guest", "wire", "filter", "bare", "wasm", "wasm-compile", "unpack"] {
+    for input in ["launcher", "guest", "machine", "wire", "filter", "bare", "wasm", "wasm-compile", "unpack"] {
         println!("cargo:rerun-if-changed=../{input}");
     }
     println!("cargo:rerun-if-changed=../../Cargo.lock");

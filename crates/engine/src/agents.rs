@@ -1,5 +1,5 @@
 //! Our other programs, carried inside this binary: the launcher, with the guest in it; the guest by itself, for walls that have to
-//! start one; the WASM worker and its compiler; the unpacker of images.
+//! start one; the first process of virtual machines; the WASM worker and its compiler; the unpacker of images.
 
 use std::borrow::Cow;
 use std::io;
@@ -17,6 +17,7 @@ pub struct Agents {
 const LAUNCHER: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/casemate-launcher"));
 const GUEST: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/casemate-guest"));
 const WORKER: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/casemate-wasm"));
+const MACHINE: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/casemate-machine"));
 const UNPACKER: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/casemate-unpack"));
 const COMPILER: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/casemate-wasm-compile"));
 
@@ -55,6 +56,16 @@ impl Agents {
     /// The same, for an image.
     pub(crate) fn guest_program(&self) -> &'static [u8] {
         GUEST
+    }
+
+    /// The first process of a virtual machine.
+    pub(crate) fn machine_program(&self) -> &'static [u8] {
+        MACHINE
+    }
+
+    /// The same as on the host, for a virtual machine.
+    pub(crate) fn launcher_program(&self) -> &[u8] {
+        &self.launcher
     }
 
     pub(crate) fn worker(&self) -> io::Result<OwnedFd> {

@@ -323,7 +323,7 @@ pub(crate) fn observed_later(look: Look, runtime: &Value) -> Option<Value> {
 }
 
 /// Read from outside.
-fn posture(seen: &Posture) -> Value {
+pub(crate) fn posture(seen: &Posture) -> Value {
     let pairs =
         |pairs: &[(String, String)]| pairs.iter().map(|(k, v)| (k.clone(), json!(v))).collect::<Map<_, _>>();
     json!({

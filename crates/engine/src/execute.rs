@@ -34,6 +34,7 @@ use crate::wall::{Cell, Wall, WallError};
 use crate::walls::container::Container;
 use crate::walls::docker::Docker;
 use crate::walls::gvisor::Gvisor;
+use crate::walls::microvm::Microvm;
 use crate::walls::process::Process;
 use crate::walls::wasm::{Runtimes, Wasm};
 use crate::watch::cancelled;
@@ -125,6 +126,7 @@ pub struct Engine {
     container: Arc<Container>,
     process: Process,
     gvisor: Gvisor,
+    microvm: Microvm,
     docker: Docker,
     wasm: Wasm,
     programs: Arc<Programs>,
@@ -250,10 +252,12 @@ impl Engine {
         let (store, run) = (Arc::new(store), home.run.to_string());
         let container = Arc::new(Container { keeper, home: home.clone() });
         let gvisor = Gvisor::new(&installed, agents.clone(), container.clone());
+        let microvm = Microvm::new(&dir, &installed, agents.clone(), container.clone());
         let languages = runtimes.languages();
         let here = Here {
             hello: launcher.hello(),
             gvisor: gvisor.missing(),
+            microvm: microvm.missing(),
             docker: (docker.runtime(), docker.missing()),
             languages: &languages,
         };
@@ -266,6 +270,7 @@ impl Engine {
             hello: launcher.hello().clone(),
             container,
             gvisor,
+            microvm,
             docker,
             process: Process {
                 keeper: Keeper::new(agents, home.clone(), Serves::Process, ahead),
@@ -334,6 +339,7 @@ impl Engine {
             },
         ));
         facts.push(("gvisor".into(), self.gvisor.describe()));
+        facts.push(("microvm".into(), self.microvm.describe()));
         if let Some(missing) = &cgroups.missing {
             facts.push(("cgroups missing".into(), missing.clone()));
         }
@@ -415,6 +421,7 @@ impl Engine {
         let here = Here {
             hello: &self.hello,
             gvisor: self.gvisor.missing(),
+            microvm: self.microvm.missing(),
             docker: (self.docker.runtime(), self.docker.missing()),
             languages: &languages,
         };
@@ -447,8 +454,8 @@ impl Engine {
     pub async fn shutdown(self) -> Result<Leaving, OpenError> {
         self.wasm.shutdown().await;
         self.docker.shutdown().await;
-        let Engine { container, process, gvisor, docker, wasm, home, store, .. } = self;
-        drop((wasm, gvisor, docker));
+        let Engine { container, process, gvisor, microvm, docker, wasm, home, store, .. } = self;
+        drop((wasm, gvisor, microvm, docker));
         let Some(container) = Arc::into_inner(container) else {
             return Err(OpenError::Launcher("somebody still uses it".into()));
         };
@@ -531,6 +538,7 @@ impl Engine {
             WallName::Process => &self.process,
             WallName::Gvisor => &self.gvisor,
             WallName::Docker => &self.docker,
+            WallName::Microvm => &self.microvm,
             // The router only hands out stacks whose profile is ready, and these are all there are today.
             _ => &*self.container,
         }

@@ -16,6 +16,7 @@ mod profiles;
 mod program;
 mod record;
 mod run;
+mod secret;
 mod sys;
 mod transfer;
 mod wall;

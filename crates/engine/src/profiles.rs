@@ -7,7 +7,7 @@ use casemate_core::outcome::Refusal;
 use casemate_core::policy::DockerRuntime;
 use casemate_core::request::{Language, Need};
 use casemate_core::route::{Clauses, ImageKind, Profile, State, Support};
-use casemate_core::stack::{Class, Stack, Wall};
+use casemate_core::stack::{Class, Stack, Wall, Weakness};
 use casemate_wire::launch::{Hello, Privilege};
 
 /// The Landlock ABI that confines signals and abstract sockets; without namespaces nothing else does.
@@ -22,6 +22,8 @@ pub(crate) struct Here<'a> {
     pub(crate) gvisor: Option<Refusal>,
     /// Which of the Docker Engine's runtimes is used, and why there is no engine, as far as is known.
     pub(crate) docker: (DockerRuntime, Option<Refusal>),
+    /// Why there are no virtual machines.
+    pub(crate) microvm: Option<Refusal>,
     /// Those with an interpreter in WASM.
     pub(crate) languages: &'a [Language],
 }
@@ -35,6 +37,8 @@ fn profile(stack: Stack, here: &Here<'_>) -> Profile {
     let Here { hello, languages: wasm_languages, .. } = here;
     let class = match (stack.outermost(), here.docker.0) {
         (Wall::Docker, DockerRuntime::Runsc) => Class::UserspaceKernel,
+        // Emulated, as all of them are here.
+        (Wall::Microvm, _) => Class::SharedKernel,
         _ => stack.nominal_class(),
     };
     let cost = cost(&stack);
@@ -47,6 +51,7 @@ fn profile(stack: Stack, here: &Here<'_>) -> Profile {
         [Wall::Gvisor] => gvisor(profile, here),
         [Wall::Gvisor, Wall::Wasm] => wasm(gvisor(profile, here), wasm_languages),
         [Wall::Docker] => docker(profile, here),
+        [Wall::Microvm] | [Wall::Microvm, Wall::Container] => microvm(profile, here),
         [Wall::Docker, Wall::Wasm] => profile
             .supporting(promised(&stack))
             .by_name_only()
@@ -180,6 +185,19 @@ fn docker(profile: Profile, here: &Here<'_>) -> Profile {
             LimitKind::Inodes,
             "gVisor does not count the inodes of file systems that the Docker Engine makes in it; use --on gvisor, or runc",
         ),
+    }
+}
+
+/// A container in a machine whose kernel enforces everything, and which is in a container itself.
+fn microvm(profile: Profile, here: &Here<'_>) -> Profile {
+    let clauses = Clauses { images: BTreeSet::from([ImageKind::Stored]), ..native_clauses() };
+    let profile = container(profile, here.hello).supporting(clauses).weakened(Weakness::Tcg);
+    let profile = profile
+        .enforcing([LimitKind::Memory, LimitKind::Pids, LimitKind::CpuTime, LimitKind::Cpus])
+        .unenforced_hint(LimitKind::DiskIo, NO_DISK_IO);
+    match (profile.state(), &here.microvm) {
+        (State::Ready, Some(refusal)) => profile.missing(refusal.reason.clone(), refusal.hint.clone()),
+        _ => profile,
     }
 }
 

@@ -6,7 +6,7 @@ use casemate_core::limits::LimitKind;
 use casemate_core::outcome::{Cause, LimitHit, Refusal, Status, Usage};
 use casemate_core::plan::Plan;
 use casemate_core::request::{CodeSource, Language, Workload};
-use casemate_wire::guest::{Exec, Executable, Input, ToGuest, ToHost};
+use casemate_wire::guest::{Exec, Executable, Inherits, Input, ToGuest, ToHost};
 use casemate_wire::launch::Attached;
 use serde_json::Value;
 use sha2::{Digest, Sha256};
@@ -383,7 +383,7 @@ pub(crate) fn exec(plan: &Plan, places: &Places, attached: Attached, stdin: bool
     Exec {
         id: streams.exec,
         program: match attached {
-            Attached::Nothing => Executable::Named,
+            Attached::Nothing | Attached::Descriptors(_) => Executable::Named,
             Attached::Program | Attached::ProgramAndLine => Executable::Attached,
         },
         argv: argv(plan, places),
@@ -399,6 +399,10 @@ pub(crate) fn exec(plan: &Plan, places: &Places, attached: Attached, stdin: bool
         max_output: plan.limits().get(LimitKind::Output).map_or(0, |bound| bound.value),
         terminal: None,
         announce: false,
+        inherits: match attached {
+            Attached::Descriptors(_) => Inherits::Attached,
+            _ => Inherits::Streams,
+        },
     }
 }
 

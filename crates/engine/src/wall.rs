@@ -43,24 +43,32 @@ pub(crate) trait Wall: Send + Sync {
     ) -> Later<'a, Result<Cell, WallError>>;
 }
 
-/// A program that a cell gets, and perhaps a socket that becomes its standard input.
+/// What a cell gets besides its image.
 #[derive(Clone, Copy)]
-pub(crate) struct Attachment<'a> {
-    pub(crate) program: BorrowedFd<'a>,
-    pub(crate) line: Option<BorrowedFd<'a>>,
+pub(crate) enum Attachment<'a> {
+    /// A program, and perhaps a socket that becomes its standard input.
+    Program { program: BorrowedFd<'a>, line: Option<BorrowedFd<'a>> },
+    /// What the first payload inherits.
+    Descriptors(&'a [BorrowedFd<'a>]),
 }
 
 impl<'a> Attachment<'a> {
     pub(crate) fn kind(this: Option<Self>) -> Attached {
         match this {
             None => Attached::Nothing,
-            Some(Attachment { line: None, .. }) => Attached::Program,
-            Some(Attachment { line: Some(_), .. }) => Attached::ProgramAndLine,
+            Some(Attachment::Program { line: None, .. }) => Attached::Program,
+            Some(Attachment::Program { line: Some(_), .. }) => Attached::ProgramAndLine,
+            // The launcher checks how many there are, and so does the kernel.
+            Some(Attachment::Descriptors(inherited)) => Attached::Descriptors(inherited.len() as u8),
         }
     }
 
     pub(crate) fn descriptors(self) -> impl Iterator<Item = BorrowedFd<'a>> {
-        [self.program].into_iter().chain(self.line)
+        let (program, line, inherited) = match self {
+            Attachment::Program { program, line } => (Some(program), line, &[][..]),
+            Attachment::Descriptors(inherited) => (None, None, inherited),
+        };
+        program.into_iter().chain(line).chain(inherited.iter().copied())
     }
 }
 
@@ -152,6 +160,10 @@ pub(crate) trait Control: Send {
     fn measure(&mut self) -> Later<'_, Result<Counters, WallError>>;
     /// Reads the counters for the last time and kills the cell.
     fn finish(&mut self) -> Later<'_, Result<Counters, WallError>>;
+    /// Why a cell that has vanished did so, if that is known.
+    fn epitaph(&mut self) -> Later<'_, Option<String>> {
+        Box::pin(std::future::ready(None))
+    }
 }
 
 /// Where `/work` and `/tmp` of a request really are in the cell.

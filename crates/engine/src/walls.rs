@@ -9,6 +9,7 @@ use crate::wall::WallError;
 pub(crate) mod container;
 pub(crate) mod docker;
 pub(crate) mod gvisor;
+pub(crate) mod microvm;
 mod native;
 pub(crate) mod process;
 pub(crate) mod wasm;

@@ -252,6 +252,10 @@ impl<'a> Watch<'a> {
             Ok(Ended::ByItself(..)) => transfer::get(cell, self.plan, self.io, self.ran).await,
             _ => Ok(()),
         };
+        let epitaph = match &ended {
+            Ok(Ended::Vanished) => cell.control.epitaph().await,
+            _ => None,
+        };
         let counters = cell.control.finish().await;
         if let Ok(Ended::Limit(_)) = &ended {
             self.last_words(&mut cell.channel).await;
@@ -289,7 +293,10 @@ impl<'a> Watch<'a> {
                     }
                 }
             }
-            Ended::Vanished => return Err(Trouble::Failed("the cell ended unexpectedly".into())),
+            Ended::Vanished => {
+                let why = epitaph.unwrap_or_else(|| "the cell ended unexpectedly".into());
+                return Err(Trouble::Failed(why));
+            }
         };
         if matches!(status, Status::Killed { .. }) && self.cut {
             (self.ran.stdout_truncated, self.ran.stderr_truncated) = (true, true);

@@ -114,21 +114,29 @@ pub const BORN: u8 = b'b';
 /// A payload is confined and waits.
 pub const HELD: u8 = b'h';
 
-/// The number of the first descriptor that is attached for the first payload: a program, then a line.
+/// The number of the first descriptor that is attached for the first payload: a program, then a line; or whatever that inherits.
 pub const FIRST_ATTACHED: i32 = 6;
 
-/// What came with the cell for its first payload.
+/// What came with the cell for its first payload, each to be taken once.
 #[derive(Default)]
-struct Attached {
-    program: Option<OwnedFd>,
-    line: Option<OwnedFd>,
-}
+struct Attached(Vec<Option<OwnedFd>>);
 
 impl Attached {
     fn inherited(count: usize) -> io::Result<Attached> {
-        let at =
-            |index: usize| (index < count).then(|| sys::inherited(FIRST_ATTACHED + index as i32)).transpose();
-        Ok(Attached { program: at(0)?, line: at(1)? })
+        let numbers = (FIRST_ATTACHED..).take(count);
+        numbers.map(|number| sys::inherited(number).map(Some)).collect::<io::Result<_>>().map(Attached)
+    }
+
+    fn take_program(&mut self) -> Option<OwnedFd> {
+        self.0.first_mut()?.take()
+    }
+
+    fn take_line(&mut self) -> Option<OwnedFd> {
+        self.0.get_mut(1)?.take()
+    }
+
+    fn take_all(&mut self) -> Vec<OwnedFd> {
+        self.0.drain(..).flatten().collect()
     }
 }
 

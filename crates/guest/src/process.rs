@@ -21,7 +21,7 @@ use core::convert::Infallible;
 use casemate_bare::io;
 use casemate_wire::frame::{Body, MAX_PAYLOAD, OverCredit, ReceiveWindow, SendWindow};
 use casemate_wire::guest::{
-    Discarded, Exec, Executable, Input, ProcessUsage, TerminalSize, ToHost, WaitStatus,
+    Discarded, Exec, Executable, Inherits, Input, ProcessUsage, TerminalSize, ToHost, WaitStatus,
 };
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{Mode, OFlags};
@@ -117,15 +117,19 @@ impl Process {
         let missing = |what| Step { name: what, error: io::Error::from_raw_os_error(libc::ENOENT) };
         let program = match exec.program {
             Executable::Named => None,
-            Executable::Attached => Some(attached.program.take().ok_or(missing("attached program"))?),
+            Executable::Attached => Some(attached.take_program().ok_or(missing("attached program"))?),
         };
         let (in_read, in_write) = match exec.stdin {
             Input::Stream(_) => pipes().map(|(read, write)| (read, Some(write)))?,
-            Input::Line => (attached.line.take().ok_or(missing("attached line"))?, None),
+            Input::Line => (attached.take_line().ok_or(missing("attached line"))?, None),
             Input::Nothing => {
                 let null = rustix::fs::open("/dev/null", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty());
                 (null.map_err(|e| Step { name: "open /dev/null", error: e.into() })?, None)
             }
+        };
+        let inherited = match exec.inherits {
+            Inherits::Streams => Vec::new(),
+            Inherits::Attached => attached.take_all(),
         };
         // Only borrows: in a child that shares this memory, whatever it dropped would be gone here, too.
         let become_payload = || -> Infallible {
@@ -141,7 +145,9 @@ impl Process {
                 wait: hold_read.as_fd(),
             };
             let program = program.as_ref().map(AsFd::as_fd);
-            let failed = child(exec, program, confinement, stdio, &mut report, hold);
+            let inherited: Vec<_> = inherited.iter().map(AsFd::as_fd).collect();
+            let given = Given { program, inherited: &inherited };
+            let failed = child(exec, given, confinement, stdio, &mut report, hold);
             let errno = failed.error.raw_os_error().unwrap_or(libc::EIO);
             let mut words = vec![FAILED];
             words.extend(errno.to_le_bytes());
@@ -480,10 +486,17 @@ struct Hold<'a> {
     wait: BorrowedFd<'a>,
 }
 
+/// What a payload gets besides its standard streams.
+struct Given<'a> {
+    /// Executed, and gone then.
+    program: Option<BorrowedFd<'a>>,
+    inherited: &'a [BorrowedFd<'a>],
+}
+
 /// The child's side. Returns only with the step that failed; `report` is then where it can be told.
 fn child(
     exec: &Exec,
-    program: Option<BorrowedFd<'_>>,
+    given: Given<'_>,
     confinement: &Confinement,
     stdio: [BorrowedFd<'_>; 3],
     report: &mut BorrowedFd<'_>,
@@ -504,15 +517,16 @@ fn child(
         }
         // Nothing of the guest stays open here, least of all its channel.
         let close = step("close descriptors");
-        let (tell, wait, program) = match program {
+        let (tell, wait, program) = match given.program {
             None => {
-                let [moved, tell, wait] = sys::only_these([*report, hold.tell, hold.wait]).map_err(close)?;
+                let kept = [*report, hold.tell, hold.wait];
+                let [moved, tell, wait] = sys::only_these(kept, given.inherited).map_err(close)?;
                 *report = moved;
                 (tell, wait, None)
             }
             Some(program) => {
                 let kept = [*report, hold.tell, hold.wait, program];
-                let [moved, tell, wait, program] = sys::only_these(kept).map_err(close)?;
+                let [moved, tell, wait, program] = sys::only_these(kept, given.inherited).map_err(close)?;
                 *report = moved;
                 (tell, wait, Some(program))
             }

@@ -11,7 +11,8 @@ use core::ptr::null;
 use casemate_bare::call::call;
 use casemate_bare::io;
 use casemate_bare::process::{Disposition, dispose, unblock_signals};
-use casemate_wire::guest::{ProcessUsage, WaitStatus};
+use casemate_wire::guest::{FIRST_INHERITED, ProcessUsage, WaitStatus};
+use casemate_wire::launch::MAX_ATTACHED;
 use rustix::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use rustix::io::Errno;
 
@@ -274,22 +275,45 @@ pub(crate) fn duplicate_stdin() -> io::Result<()> {
     Ok(())
 }
 
-/// Closes everything beyond the standard streams but these, which move to 3, 4 and so on, and close at exec.
-pub(crate) fn only_these<const N: usize>(kept: [BorrowedFd<'_>; N]) -> io::Result<[BorrowedFd<'static>; N]> {
+/// Closes everything beyond the standard streams but these: what is `kept` moves to 3, 4 and so on, and closes at exec; what is
+/// `inherited` moves to [`FIRST_INHERITED`] and so on, and does not.
+pub(crate) fn only_these<const N: usize>(
+    kept: [BorrowedFd<'_>; N],
+    inherited: &[BorrowedFd<'_>],
+) -> io::Result<[BorrowedFd<'static>; N]> {
+    const { assert!(3 + N <= FIRST_INHERITED as usize) };
+    let first = FIRST_INHERITED as usize;
     // First out of the way of each other, and of what the guest has at these numbers.
-    let mut aside = [0; N];
-    for (aside, fd) in aside.iter_mut().zip(kept) {
-        let arguments = [fd.as_raw_fd() as usize, libc::F_DUPFD_CLOEXEC as usize, 3 + N];
+    let out_of_the_way = if inherited.is_empty() { 3 + N } else { first + MAX_ATTACHED };
+    let aside = |fd: &BorrowedFd<'_>| {
+        let arguments = [fd.as_raw_fd() as usize, libc::F_DUPFD_CLOEXEC as usize, out_of_the_way];
         // SAFETY: takes integers; the number that it returns is used by nothing else.
-        *aside = unsafe { call(libc::SYS_fcntl, arguments) }?;
+        unsafe { call(libc::SYS_fcntl, arguments) }
+    };
+    let mut kept_aside = [0; N];
+    for (place, fd) in kept_aside.iter_mut().zip(&kept) {
+        *place = aside(fd)?;
     }
-    for (target, aside) in (3..).zip(aside) {
+    let mut inherited_aside = [0; MAX_ATTACHED];
+    for (place, fd) in inherited_aside.iter_mut().zip(inherited) {
+        *place = aside(fd)?;
+    }
+    for (target, source) in (3..).zip(kept_aside) {
         // SAFETY: this forked child gives up everything of the guest's, which is what has these numbers.
-        unsafe { call(libc::SYS_dup3, [aside, target, libc::O_CLOEXEC as usize]) }?;
+        unsafe { call(libc::SYS_dup3, [source, target, libc::O_CLOEXEC as usize]) }?;
     }
+    for (target, source) in (first..).zip(inherited_aside).take(inherited.len()) {
+        // SAFETY: likewise.
+        unsafe { call(libc::SYS_dup3, [source, target, 0]) }?;
+    }
+    if !inherited.is_empty() {
+        // SAFETY: nothing that this child still uses is between them.
+        unsafe { call(libc::SYS_close_range, [3 + N, first - 1, 0]) }?;
+    }
+    let rest = if inherited.is_empty() { 3 + N } else { first + inherited.len() };
     // SAFETY: nothing that this child still uses is above them.
     // gVisor takes the last number for a signed one.
-    unsafe { call(libc::SYS_close_range, [3 + N, i32::MAX as usize, 0]) }?;
+    unsafe { call(libc::SYS_close_range, [rest, i32::MAX as usize, 0]) }?;
     // SAFETY: all were opened just now and stay open until exec or exit, but for `close_early`.
     Ok(core::array::from_fn(|index| unsafe { BorrowedFd::borrow_raw(3 + index as RawFd) }))
 }

@@ -77,6 +77,7 @@ impl Guest {
             max_output: 1 << 20,
             terminal: None,
             announce: false,
+            inherits: casemate_wire::guest::Inherits::Streams,
         }));
         match self.next() {
             Said::Message(ToHost::Held { exec, .. }) if exec == id => {}

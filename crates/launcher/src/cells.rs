@@ -17,7 +17,8 @@ use core::time::Duration;
 use casemate_bare::{Moment, files, io};
 use casemate_guest::BORN;
 use casemate_wire::launch::{
-    Answer, CellId, CellSpec, Counters, ID_BLOCK_SIZE, ID_BLOCKS, Image, Kernel, Posture, Wall, block_start,
+    Answer, Attached, CellId, CellSpec, Counters, ID_BLOCK_SIZE, ID_BLOCKS, Image, Kernel, MAX_ATTACHED, Posture,
+    Wall, block_start,
 };
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
@@ -353,6 +354,11 @@ impl Cells {
         let of_kernel = spec.wall.kernel().descriptors();
         if rest.len() != of_kernel + spec.attached.count() {
             return bad("wrong number of descriptors");
+        }
+        if let Attached::Descriptors(count) = spec.attached
+            && (usize::from(count) > MAX_ATTACHED || spec.wall.kernel() != Kernel::Host)
+        {
+            return bad("these descriptors cannot be inherited");
         }
         let (kernel, attached) = rest.split_at(of_kernel);
         Ok(Given { channel: channel.as_fd(), image, kernel, attached })

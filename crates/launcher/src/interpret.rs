@@ -7,7 +7,7 @@ use alloc::vec::Vec;
 
 use casemate_bare::{Moment, io};
 use casemate_guest::{Birth, FIRST_ATTACHED, Gate};
-use casemate_wire::launch::block_start;
+use casemate_wire::launch::{MAX_ATTACHED, block_start};
 use rustix::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use rustix::fs::{CWD, Mode, OFlags};
 use rustix::mount::{MountPropagationFlags, MoveMountFlags, mount_bind, mount_change, move_mount};
@@ -146,7 +146,8 @@ fn perform(op: Op, site: &mut Site<'_>) -> io::Result<()> {
             sys::move_fd(site.report.as_raw_fd(), 4)?;
             sys::move_fd(site.release.as_raw_fd(), 5)?;
             // These could be: first out of each other's way.
-            let aside = |fd: &OwnedFd| Ok(rustix::io::fcntl_dupfd_cloexec(fd, FIRST_ATTACHED + 8)?);
+            let out_of_the_way = FIRST_ATTACHED + MAX_ATTACHED as i32;
+            let aside = |fd: &OwnedFd| Ok(rustix::io::fcntl_dupfd_cloexec(fd, out_of_the_way)?);
             let attached = site.attached.iter().map(aside).collect::<io::Result<Vec<_>>>()?;
             let kernel = site.kernel.iter().map(aside).collect::<io::Result<Vec<_>>>()?;
             for (fd, target) in attached.iter().zip(FIRST_ATTACHED..) {

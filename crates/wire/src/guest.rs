@@ -309,7 +309,20 @@ pub struct Exec {
     pub terminal: Option<TerminalSize>,
     /// Whether to say which process it became ([`ToHost::Started`]).
     pub announce: bool,
+    pub inherits: Inherits,
 }
+
+/// Which descriptors a payload has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Inherits {
+    /// The three standard streams.
+    Streams,
+    /// Besides these, all that is attached to the cell, from [`FIRST_INHERITED`] on.
+    Attached,
+}
+
+/// The number of the first of them. Those below are taken until the payload executes something.
+pub const FIRST_INHERITED: i32 = 16;
 
 /// What is executed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]

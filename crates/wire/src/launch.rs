@@ -147,7 +147,12 @@ pub enum Attached {
     Program,
     /// A program, and a socket that becomes its standard input.
     ProgramAndLine,
+    /// So many for a program of the image, which has them at its own numbers ([`crate::guest::FIRST_INHERITED`]).
+    Descriptors(u8),
 }
+
+/// The most that can be attached.
+pub const MAX_ATTACHED: usize = 10;
 
 impl Attached {
     /// How many descriptors that is.
@@ -156,12 +161,13 @@ impl Attached {
             Attached::Nothing => 0,
             Attached::Program => 1,
             Attached::ProgramAndLine => 2,
+            Attached::Descriptors(count) => count.into(),
         }
     }
 }
 
-/// The most descriptors that come with a request.
-pub const MAX_DESCRIPTORS: usize = 6;
+/// The most descriptors that come with a request: the channel, an image, and what is attached or a kernel and what is attached to that.
+pub const MAX_DESCRIPTORS: usize = 2 + MAX_ATTACHED;
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Wall {

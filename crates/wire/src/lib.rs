@@ -15,6 +15,7 @@ pub mod guest;
 pub mod gvisor;
 pub mod image;
 pub mod launch;
+pub mod machine;
 pub mod worker;
 
 use alloc::vec::Vec;

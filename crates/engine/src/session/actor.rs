@@ -457,7 +457,10 @@ impl Actor {
 
     async fn handle(&mut self, event: Event) -> Result<(), Trouble> {
         match event {
-            Event::Closed => Err(Trouble::Failed("the cell ended unexpectedly".into())),
+            Event::Closed => {
+                let why = self.cell.control.epitaph().await;
+                Err(Trouble::Failed(why.unwrap_or_else(|| "the cell ended unexpectedly".into())))
+            }
             Event::Data { stream, bytes } => self.receive(stream, bytes),
             Event::Credit { stream, bytes } => {
                 if let Some(feed) = self.feed(stream) {

@@ -2,7 +2,7 @@
 #![allow(unsafe_code, reason = "all host-side unsafe code of the engine lives in this module")]
 
 use std::fs::File;
-use std::io::{self, IoSlice, Write};
+use std::io::{self, IoSlice, IoSliceMut, Write};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::process::CommandExt;
@@ -15,7 +15,8 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 use rustix::io::Errno;
 use rustix::net::{
-    AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, SocketType, sendmsg,
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
+    SendFlags, SocketFlags, SocketType, recvmsg, sendmsg,
     socketpair,
 };
 use rustix::rand::{GetRandomFlags, getrandom};
@@ -162,4 +163,58 @@ pub(crate) fn lock_byte(file: &File, at: u16, lock: Lock) -> io::Result<bool> {
 pub(crate) enum Lock {
     Take,
     Release,
+}
+
+/// Memory without a name, that others may be given. Nobody executes it.
+pub(crate) fn plain_memory(name: &str, bytes: u64) -> io::Result<OwnedFd> {
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    // Kernels with vm.memfd_noexec want to be told; older ones do not know the flag.
+    let memory = memfd_create(name, flags | MemfdFlags::NOEXEC_SEAL).or_else(|_| memfd_create(name, flags))?;
+    rustix::fs::ftruncate(&memory, bytes)?;
+    Ok(memory)
+}
+
+/// Nobody writes to it any more. Whoever had it mapped may take a moment to be gone.
+pub(crate) fn seal(memory: OwnedFd) -> io::Result<OwnedFd> {
+    let all = SealFlags::SHRINK | SealFlags::GROW | SealFlags::WRITE | SealFlags::SEAL;
+    for _ in 0..500 {
+        match fcntl_add_seals(&memory, all) {
+            Err(Errno::BUSY) => std::thread::sleep(std::time::Duration::from_millis(10)),
+            sealed => return sealed.map(|()| memory).map_err(io::Error::from),
+        }
+    }
+    Err(Errno::BUSY.into())
+}
+
+/// How fast the counter of this processor runs, in thousands per second. An emulated processor shows the same one.
+#[cfg(target_arch = "x86_64")]
+pub(crate) fn tsc_khz() -> u64 {
+    // SAFETY: reads a counter that every such processor has.
+    let read = || unsafe { core::arch::x86_64::_rdtsc() };
+    let (began, from) = (std::time::Instant::now(), read());
+    std::thread::sleep(std::time::Duration::from_millis(20));
+    let (to, took) = (read(), began.elapsed());
+    (to.saturating_sub(from) as u128 * 1_000_000 / took.as_nanos().max(1)) as u64
+}
+
+/// Elsewhere there is none.
+#[cfg(not(target_arch = "x86_64"))]
+pub(crate) fn tsc_khz() -> u64 {
+    0
+}
+
+/// Receives some bytes, and the descriptors that came with them. No bytes: the other side is gone.
+pub(crate) fn receive_some(socket: BorrowedFd<'_>, space: &mut [u8]) -> io::Result<(usize, Vec<OwnedFd>)> {
+    const MOST: usize = 4;
+    let mut room = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST))];
+    let mut control = RecvAncillaryBuffer::new(&mut room);
+    let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
+    let received = recvmsg(socket, &mut [IoSliceMut::new(space)], &mut control, flags)?;
+    let mut descriptors = Vec::new();
+    for message in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(passed) = message {
+            descriptors.extend(passed);
+        }
+    }
+    Ok((received.bytes, descriptors))
 }

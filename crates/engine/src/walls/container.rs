@@ -82,53 +82,80 @@ impl Container {
         let Content { kind, image, program, sentry } = content;
         let launcher = self.keeper.launcher().await?;
         let block = self.home.id_block().map_err(|e| WallError::Failed(format!("cannot assign ids: {e}")))?;
-        let terminals = native::terminals(plan);
-        let bound = |kind| plan.limits().get(kind).map_or(0, |bound| bound.value);
-        let wall = launch::Wall::Container {
-            image: kind,
-            disk_bytes: bound(LimitKind::Disk),
-            inodes: bound(LimitKind::Inodes),
-            ptrace: native::ptrace(plan),
-            kernel: sentry.map_or(Kernel::Host, |sentry| Kernel::Gvisor(sentry.platform)),
-            terminals,
-        };
+        let kernel = sentry.map_or(Kernel::Host, |sentry| Kernel::Gvisor(sentry.platform));
+        let wall = wall(plan, kind, kernel);
         let cgroups = &launcher.hello().cgroups;
         let spec = native::spec(plan, wall, cgroups, block.as_ref().map(|block| block.block), program);
         let processes = match sentry {
             None if cgroups.pids => None,
             // Without a cgroup, the kernel counts processes per user namespace; the guest is one of them.
-            None => Some(bound(LimitKind::Pids) + 1),
+            None => Some(bound(plan, LimitKind::Pids) + 1),
             // gVisor counts what a user has started: not the guest, which is another one, and not what the guest starts for it.
-            Some(_) => Some(bound(LimitKind::Pids).saturating_sub(1)),
+            Some(_) => Some(bound(plan, LimitKind::Pids).saturating_sub(1)),
         };
-        // No file can hold more than the disk does, and a hole must not pretend to. The slack lets a full disk
-        // answer ENOSPC before this limit sends its signal.
-        let file_size = bound(LimitKind::Disk) + FILE_SIZE_SLACK;
-        let payload_id = block.is_some().then_some(PAYLOAD_ID);
+        let ids = if block.is_some() { CellIds::Two } else { CellIds::One };
         let kept = Kept { block, scratch: None };
         let of_kernel = sentry.into_iter().flat_map(|sentry| [sentry.runsc, sentry.guest]);
         let descriptors: Vec<_> = image.into_iter().chain(of_kernel).collect();
         let (channel, control) = native::launch(&launcher, spec, &descriptors, program, kept)?;
-        let config = Config {
-            version: PROTOCOL_VERSION,
-            payload_id,
-            network: Network::Namespaced,
-            // Without a block the uid is the caller's, but of the caller's files this mount namespace shows only
-            // those of the image, and these read-only, which holds for metadata too.
-            ids: Ids::Own,
-            ptrace: native::ptrace(plan),
-            filter: if sentry.is_some() { Filter::Own } else { Filter::Inherited },
-            rlimits: native::rlimits(plan, processes, Some(file_size)),
-            landlock: if sentry.is_some() { Landlock::NotThere } else { landlock(terminals) },
-            terminals,
-            file_roots: vec!["/work".into(), "/tmp".into()],
-        };
-        let places = Places { work: "/work".into(), tmp: "/tmp".into() };
+        let config = config(plan, ids, kernel, processes);
         let job = Job::Program { config, attached: Attachment::kind(program) };
         let gauges = if sentry.is_some() { Gauges::Inside } else { Gauges::Outside };
         let channel = Channel::Guest(channel);
-        Ok(Cell { channel, job, places, control, gauges, hold: Hold::Gate, runtime: Value::Null })
+        Ok(Cell { channel, job, places: places(), control, gauges, hold: Hold::Gate, runtime: Value::Null })
     }
+}
+
+fn bound(plan: &Plan, kind: LimitKind) -> u64 {
+    plan.limits().get(kind).map_or(0, |bound| bound.value)
+}
+
+/// What a launcher builds.
+pub(super) fn wall(plan: &Plan, image: Image, kernel: Kernel) -> launch::Wall {
+    launch::Wall::Container {
+        image,
+        disk_bytes: bound(plan, LimitKind::Disk),
+        inodes: bound(plan, LimitKind::Inodes),
+        ptrace: native::ptrace(plan),
+        kernel,
+        terminals: native::terminals(plan),
+    }
+}
+
+/// Which ids there are in a cell.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum CellIds {
+    /// One for the guest and one for its payload.
+    Two,
+    /// The caller's own, for both.
+    One,
+}
+
+/// How the guest in there confines what it starts. `processes` is what one user may have, where no group counts them.
+pub(super) fn config(plan: &Plan, ids: CellIds, kernel: Kernel, processes: Option<u64>) -> Config {
+    let terminals = native::terminals(plan);
+    // No file can hold more than the disk does, and a hole must not pretend to. The slack lets a full disk
+    // answer ENOSPC before this limit sends its signal.
+    let file_size = bound(plan, LimitKind::Disk) + FILE_SIZE_SLACK;
+    Config {
+        version: PROTOCOL_VERSION,
+        payload_id: (ids == CellIds::Two).then_some(PAYLOAD_ID),
+        network: Network::Namespaced,
+        // With one id the uid is the caller's, but of the caller's files this mount namespace shows only
+        // those of the image, and these read-only, which holds for metadata too.
+        ids: Ids::Own,
+        ptrace: native::ptrace(plan),
+        filter: if kernel == Kernel::Host { Filter::Inherited } else { Filter::Own },
+        rlimits: native::rlimits(plan, processes, Some(file_size)),
+        landlock: if kernel == Kernel::Host { landlock(terminals) } else { Landlock::NotThere },
+        terminals,
+        file_roots: vec!["/work".into(), "/tmp".into()],
+    }
+}
+
+/// Where a container's writable places are: where they are called so.
+pub(super) fn places() -> Places {
+    Places { work: "/work".into(), tmp: "/tmp".into() }
 }
 
 /// Nothing is written outside of the three places, and no device is used but those in `/dev`.

@@ -124,7 +124,7 @@ impl Gvisor {
     async fn try_out(&self, runsc: &Runsc, platform: Platform) -> Result<(), String> {
         let plan = probe_plan().map_err(|refusal| refusal.reason)?;
         let guest = self.guest().map_err(|error| error.to_string())?;
-        let program = Some(Attachment { program: guest, line: None });
+        let program = Some(Attachment::Program { program: guest, line: None });
         let sentry = Some(Sentry { platform, runsc: runsc.as_fd(), guest });
         let content = Content { kind: Image::Empty, image: None, program, sentry };
         let cell = self.container.build(&plan, content).await.map_err(|error| error.to_string())?;

@@ -81,17 +81,22 @@ pub(super) fn rule(path: impl Into<String>, access: Access, presence: Presence) 
 pub(super) const DEVICES: [&str; 6] =
     ["/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom", "/dev/tty"];
 
+/// What a launcher saw.
+pub(super) fn look(sight: Sight) -> Look {
+    match sight {
+        Sight::Good(posture) => Look::Good { posture, unseen: Vec::new() },
+        Sight::Nobody => Look::Nobody,
+        Sight::Hidden => Look::Hidden,
+    }
+}
+
 impl Control for Launching {
     fn proceed(&mut self) -> Later<'_, Result<Begun, WallError>> {
         Box::pin(async { Ok(Launching::proceed(self).await?) })
     }
     fn look(&mut self, number: u32) -> Later<'_, Result<Look, WallError>> {
         Box::pin(async move {
-            Ok(match self.cell.look(number).await? {
-                Sight::Good(posture) => Look::Good { posture, unseen: Vec::new() },
-                Sight::Nobody => Look::Nobody,
-                Sight::Hidden => Look::Hidden,
-            })
+            Ok(look(self.cell.look(number).await?))
         })
     }
     fn measure(&mut self) -> Later<'_, Result<Counters, WallError>> {

@@ -6,14 +6,14 @@ use std::io::{self, Read, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::OnceLock;
 use std::time::SystemTime;
 
 use casemate_core::evidence::hex;
 use casemate_wire::worker::Mode;
-use hmac::{Hmac, KeyInit, Mac};
+use hmac::{Hmac, Mac};
 use sha2::Sha256;
 
+use crate::secret::Secret;
 use crate::sys;
 
 const KEY: &str = "wasm-cache.key";
@@ -24,7 +24,7 @@ const MOST: u64 = 1 << 30;
 
 pub(crate) struct Cache {
     home: PathBuf,
-    key: OnceLock<[u8; 32]>,
+    secret: Secret,
     /// What compiled: another compiler's code is another's.
     compiler: [u8; 32],
 }
@@ -40,7 +40,7 @@ pub(crate) struct Key {
 
 impl Cache {
     pub(crate) fn new(home: &Path, compiler: [u8; 32]) -> Cache {
-        Cache { home: home.to_owned(), key: OnceLock::new(), compiler }
+        Cache { home: home.to_owned(), secret: Secret::of(home, KEY), compiler }
     }
 
     /// What was kept for `key`, as sealed memory. A file that is not what it says it is counts as absent.
@@ -101,7 +101,7 @@ impl Cache {
 
     /// Ready for the bytes themselves, of which there are `length`.
     fn mac(&self, key: &Key, length: u64) -> io::Result<Hmac<Sha256>> {
-        let mut mac = Hmac::<Sha256>::new_from_slice(self.secret()?).map_err(io::Error::other)?;
+        let mut mac = self.secret.mac()?;
         let Key { owner, component, mode } = key;
         let mode = [*mode as u8];
         for part in [&b"casemate compiled wasm v1"[..], owner.as_bytes(), component, &mode, &self.compiler] {
@@ -110,36 +110,6 @@ impl Cache {
         }
         mac.update(&length.to_le_bytes());
         Ok(mac)
-    }
-
-    /// Made once per home. Whoever can read it can write compiled code that is believed.
-    fn secret(&self) -> io::Result<&[u8; 32]> {
-        if let Some(key) = self.key.get() {
-            return Ok(key);
-        }
-        let path = self.home.join("keys").join(KEY);
-        let key = match fs::read(&path) {
-            Ok(bytes) => bytes.try_into().map_err(|_| io::Error::other("the cache's key is not a key"))?,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => create_key(&path)?,
-            Err(error) => return Err(error),
-        };
-        Ok(self.key.get_or_init(|| key))
-    }
-}
-
-fn create_key(path: &Path) -> io::Result<[u8; 32]> {
-    let key = sys::random::<32>()?;
-    // Several processes may get here at once: whoever links first has made the key.
-    let own = path.with_extension(hex(&sys::random::<8>()?));
-    let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&own)?;
-    let made = file.write_all(&key).and_then(|()| file.sync_all()).and_then(|()| fs::hard_link(&own, path));
-    fs::remove_file(&own)?;
-    match made {
-        Ok(()) => Ok(key),
-        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
-            fs::read(path)?.try_into().map_err(|_| io::Error::other("the cache's key is not a key"))
-        }
-        Err(error) => Err(error),
     }
 }
 

@@ -184,7 +184,7 @@ async fn compile(key: &Key, what: &What<'_>, place: Place<'_>) -> Result<Vec<u8>
     let bytes = what.read().await.map_err(|error| failed(error.to_string()))?;
     let plan = plan(key.mode, place.stack).map_err(Failure::Refused)?;
     let program = (place.program)().map_err(|error| failed(error.to_string()))?;
-    let attachment = Attachment { program: program.as_fd(), line: None };
+    let attachment = Attachment::Program { program: program.as_fd(), line: None };
     let cell =
         place.wall.start_program(&plan, attachment).await.map_err(|error| failed(error.to_string()))?;
     let (output, mut chunks) = mpsc::channel(8);

@@ -106,7 +106,7 @@ pub(super) async fn launch(
 ) -> Result<(Arc<Line>, Cell, Begun), WallError> {
     let io = |error: std::io::Error| WallError::Failed(format!("cannot make a line to a worker: {error}"));
     let (ours, theirs) = UnixStream::pair().map_err(io)?;
-    let attachment = Attachment { program, line: Some(theirs.as_fd()) };
+    let attachment = Attachment::Program { program, line: Some(theirs.as_fd()) };
     let mut cell = outer.start_program(plan, attachment).await?;
     drop(theirs);
     let begun = run::start_program(&mut cell, plan).await.map_err(|trouble| match trouble {

@@ -11,6 +11,8 @@ use std::process::Command;
 use sha2::{Digest, Sha256};
 
 struct Agent {
+    /// Under which it is embedded.
+    name: &'static str,
     package: &'static str,
     profile: &'static str,
     features: &'static str,
@@ -28,45 +30,46 @@ const BARE: &[&str] = &[
     "-C link-arg=-Wl,-z,pack-relative-relocs",
 ];
 
-const AGENTS: [Agent; 6] = [
-    Agent { package: "casemate-launcher", profile: "agent", features: "bare", flags: BARE, target: "agents" },
-    Agent { package: "casemate-guest", profile: "agent", features: "bare", flags: BARE, target: "agents" },
+const STATIC: &[&str] = &["-C target-feature=+crt-static"];
+
+const AGENTS: [Agent; 7] = [
+    bare("casemate-launcher", "casemate-launcher", "bare", "agents"),
+    bare("casemate-guest", "casemate-guest", "bare", "agents"),
+    // For virtual machines, which have a root to give away: no host gets this one.
+    bare("casemate-machine-launcher", "casemate-launcher", "bare,machine", "agents-machine"),
     Agent {
+        name: "casemate-machine",
         package: "casemate-machine",
         profile: "agent",
         features: "",
-        flags: &["-C target-feature=+crt-static"],
-        target: "agents-machine",
+        flags: STATIC,
+        target: "agents-init",
     },
-    Agent {
-        package: "casemate-wasm",
-        profile: "worker",
-        features: "",
-        flags: &["-C target-feature=+crt-static"],
-        target: "agents-wasm",
-    },
-    Agent {
-        package: "casemate-wasm-compile",
-        profile: "worker",
-        features: "",
-        flags: &["-C target-feature=+crt-static"],
-        target: "agents-wasm",
-    },
-    Agent {
-        package: "casemate-unpack",
-        profile: "worker",
-        features: "",
-        flags: &["-C target-feature=+crt-static"],
-        target: "agents-wasm",
-    },
+    worker("casemate-wasm"),
+    worker("casemate-wasm-compile"),
+    worker("casemate-unpack"),
 ];
+
+const fn bare(
+    name: &'static str,
+    package: &'static str,
+    features: &'static str,
+    target: &'static str,
+) -> Agent {
+    Agent { name, package, profile: "agent", features, flags: BARE, target }
+}
+
+const fn worker(package: &'static str) -> Agent {
+    Agent { name: package, package, profile: "worker", features: "", flags: STATIC, target: "agents-wasm" }
+}
 
 fn main() {
     let manifest = PathBuf::from(env::var_os("CARGO_MANIFEST_DIR").expect("set by cargo"));
     let out = PathBuf::from(env::var_os("OUT_DIR").expect("set by cargo"));
     let workspace = manifest.ancestors().nth(2).expect("crates/engine is two levels down");
     // Relative paths, or another checkout that uses the same target directory would be taken for this one.
-    for input in ["launcher", "guest", "machine", "wire", "filter", "bare", "wasm", "wasm-compile", "unpack"] {
+    for input in ["launcher", "guest", "machine", "wire", "filter", "bare", "wasm", "wasm-compile", "unpack"]
+    {
         println!("cargo:rerun-if-changed=../{input}");
     }
     println!("cargo:rerun-if-changed=../../Cargo.lock");
@@ -75,8 +78,8 @@ fn main() {
         let built = std::fs::read(build(agent, workspace, &out)).expect("cargo has just built it");
         // Part of every record that it has a part in: not to be computed at each start.
         let digest: [u8; 32] = Sha256::digest(&built).into();
-        write(&out.join(agent.package), &built);
-        write(&out.join(format!("{}.sha256", agent.package)), &digest);
+        write(&out.join(agent.name), &built);
+        write(&out.join(format!("{}.sha256", agent.name)), &digest);
     }
 }
 

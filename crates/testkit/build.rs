@@ -30,9 +30,10 @@ fn main() {
     }
     compile(&PROBE.map(|name| manifest.join("probes").join(name)), &out.join("probe"));
     compile(&[manifest.join("bait.c")], &out.join("bait"));
-    for (package, features, name) in
-        [(AGENT, &["--features", "weaken"][..], "weak-launcher"), (HOSTILE_WORKER, &[], "hostile-worker")]
-    {
+    for (package, features, name) in [
+        (AGENT, &["--features", "weaken,machine"][..], "weak-launcher"),
+        (HOSTILE_WORKER, &[], "hostile-worker"),
+    ] {
         let built = build_agent(workspace, &out, package, features);
         std::fs::copy(built.join(package), out.join(name)).expect("cargo has just built it");
     }

@@ -5,18 +5,23 @@ use std::borrow::Cow;
 use std::io;
 use std::os::fd::OwnedFd;
 
+use sha2::{Digest, Sha256};
+
 use crate::sys;
 
 /// The programs that the engine starts. One installed binary holds everything.
 #[derive(Clone)]
 pub struct Agents {
     launcher: Cow<'static, [u8]>,
+    /// The one for virtual machines.
+    machine_launcher: Cow<'static, [u8]>,
     worker: Cow<'static, [u8]>,
 }
 
 const LAUNCHER: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/casemate-launcher"));
 const GUEST: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/casemate-guest"));
 const WORKER: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/casemate-wasm"));
+const MACHINE_LAUNCHER: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/casemate-machine-launcher"));
 const MACHINE: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/casemate-machine"));
 const UNPACKER: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/casemate-unpack"));
 const COMPILER: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/casemate-wasm-compile"));
@@ -26,16 +31,25 @@ pub(crate) const WORKER_DIGEST: &[u8; 32] = include_bytes!(concat!(env!("OUT_DIR
 pub(crate) const COMPILER_DIGEST: &[u8; 32] =
     include_bytes!(concat!(env!("OUT_DIR"), "/casemate-wasm-compile.sha256"));
 
+const MACHINE_DIGEST: &[u8; 32] = include_bytes!(concat!(env!("OUT_DIR"), "/casemate-machine.sha256"));
+const MACHINE_LAUNCHER_DIGEST: &[u8; 32] =
+    include_bytes!(concat!(env!("OUT_DIR"), "/casemate-machine-launcher.sha256"));
+
 impl Agents {
     /// Those built together with this engine.
     pub fn embedded() -> Agents {
-        Agents { launcher: Cow::Borrowed(LAUNCHER), worker: Cow::Borrowed(WORKER) }
+        Agents {
+            launcher: Cow::Borrowed(LAUNCHER),
+            machine_launcher: Cow::Borrowed(MACHINE_LAUNCHER),
+            worker: Cow::Borrowed(WORKER),
+        }
     }
 
     /// A launcher that leaves a layer out on purpose, to show that a probe notices. It records the postures of its cells,
     /// but does not hold them against what they lack. No interface of the `casemate` binary leads here.
     pub fn for_negative_controls(launcher: Vec<u8>) -> Agents {
-        Agents { launcher: Cow::Owned(launcher), ..Agents::embedded() }
+        let machine_launcher = Cow::Owned(launcher.clone());
+        Agents { launcher: Cow::Owned(launcher), machine_launcher, ..Agents::embedded() }
     }
 
     /// A WASM worker that was taken over: this program runs in its place, behind the walls that a worker has. No interface of
@@ -63,9 +77,18 @@ impl Agents {
         MACHINE
     }
 
-    /// The same as on the host, for a virtual machine.
-    pub(crate) fn launcher_program(&self) -> &[u8] {
-        &self.launcher
+    /// The launcher in there.
+    pub(crate) fn machine_launcher(&self) -> &[u8] {
+        &self.machine_launcher
+    }
+
+    /// Of both.
+    pub(crate) fn machine_digest(&self) -> [u8; 32] {
+        let launcher = match &self.machine_launcher {
+            Cow::Borrowed(_) => *MACHINE_LAUNCHER_DIGEST,
+            Cow::Owned(other) => Sha256::digest(other).into(),
+        };
+        Sha256::new().chain_update(MACHINE_DIGEST).chain_update(launcher).finalize().into()
     }
 
     pub(crate) fn worker(&self) -> io::Result<OwnedFd> {

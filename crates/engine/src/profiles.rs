@@ -52,6 +52,9 @@ fn profile(stack: Stack, here: &Here<'_>) -> Profile {
         [Wall::Gvisor, Wall::Wasm] => wasm(gvisor(profile, here), wasm_languages),
         [Wall::Docker] => docker(profile, here),
         [Wall::Microvm] | [Wall::Microvm, Wall::Container] => microvm(profile, here),
+        [Wall::Microvm, Wall::Wasm] | [Wall::Microvm, Wall::Container, Wall::Wasm] => {
+            wasm(microvm(profile, here), wasm_languages)
+        }
         [Wall::Docker, Wall::Wasm] => profile
             .supporting(promised(&stack))
             .by_name_only()
@@ -190,7 +193,11 @@ fn docker(profile: Profile, here: &Here<'_>) -> Profile {
 
 /// A container in a machine whose kernel enforces everything, and which is in a container itself.
 fn microvm(profile: Profile, here: &Here<'_>) -> Profile {
-    let clauses = Clauses { images: BTreeSet::from([ImageKind::Stored]), ..native_clauses() };
+    let mut clauses = Clauses { images: BTreeSet::from([ImageKind::Stored]), ..native_clauses() };
+    if profile.stack().walls() == [Wall::Microvm] {
+        // Nothing stands within it that these would have to relax.
+        clauses.needs = Need::ALL.into_iter().collect();
+    }
     let profile = container(profile, here.hello).supporting(clauses).weakened(Weakness::Tcg);
     let profile = profile
         .enforcing([LimitKind::Memory, LimitKind::Pids, LimitKind::CpuTime, LimitKind::Cpus])

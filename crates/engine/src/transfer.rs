@@ -309,6 +309,7 @@ mod tests {
             rlimits: Rlimits { open_files: 1, processes: None, cpu_seconds: None, file_size: None },
             landlock: Landlock::NotThere,
             terminals: Terminals::None,
+            privileges: casemate_wire::guest::Privileges::None,
             file_roots: Vec::new(),
         }
     }

@@ -5,7 +5,7 @@ use alloc::vec::Vec;
 
 use casemate_bare::io;
 use casemate_wire::guest::{
-    Access, Config, Filter, Landlock, LandlockRule, Network, Presence, TerminalSize, Terminals,
+    Access, Config, Filter, Landlock, LandlockRule, Network, Presence, Privileges, TerminalSize, Terminals,
 };
 use rustix::fd::AsFd;
 use rustix::fs::{FileType, Mode, OFlags, fstat, open};
@@ -24,6 +24,8 @@ pub(crate) struct Confinement {
     /// None where the guest, and with it all that it starts, has the payload's filter already.
     filter: Option<&'static [libc::sock_filter]>,
     terminals: Terminals,
+    #[cfg(feature = "machine")]
+    privileges: Privileges,
 }
 
 /// A step of the confinement that failed.
@@ -37,6 +39,15 @@ pub(crate) fn step(name: &'static str) -> impl FnOnce(io::Error) -> Step {
 }
 
 impl Confinement {
+    /// Refuses what this guest cannot give.
+    pub(crate) fn check(config: &Config) -> io::Result<()> {
+        match config.privileges {
+            Privileges::None => Ok(()),
+            Privileges::All if cfg!(feature = "machine") => Ok(()),
+            Privileges::All => Err(io::Error::other("nobody is root here")),
+        }
+    }
+
     pub(crate) fn new(config: &Config) -> Confinement {
         let limits = &config.rlimits;
         let optional = [
@@ -59,6 +70,8 @@ impl Confinement {
                 Filter::Own => Some(casemate_filter::program(config.program())),
             },
             terminals: config.terminals,
+            #[cfg(feature = "machine")]
+            privileges: config.privileges,
         }
     }
 
@@ -80,7 +93,7 @@ impl Confinement {
         {
             sys::become_payload(id).map_err(step("drop ids and capabilities"))?;
         }
-        if stands("no-new-privileges") {
+        if stands("no-new-privileges") && !self.has_the_machine() {
             sys::prctl(libc::PR_SET_NO_NEW_PRIVS, 1).map_err(step("no new privileges"))?;
         }
         if let Some(rules) = self.landlock.as_ref().filter(|_| stands("landlock")) {
@@ -90,6 +103,17 @@ impl Confinement {
             sys::install_filter(filter).map_err(step("seccomp filter"))?;
         }
         Ok(())
+    }
+
+    /// Whether the payload may be whoever it wants to be: what is around it is its own.
+    #[cfg(feature = "machine")]
+    fn has_the_machine(&self) -> bool {
+        self.privileges == Privileges::All
+    }
+
+    #[cfg(not(feature = "machine"))]
+    const fn has_the_machine(&self) -> bool {
+        false
     }
 
     /// Without privileges, the launcher can read the posture only of a process that lets itself be looked at. Where

@@ -38,7 +38,7 @@ use casemate_bare::process::{Disposition, dispose};
 use casemate_bare::{files as small_files, io};
 use casemate_wire::PROTOCOL_VERSION;
 use casemate_wire::frame::{Body, MAX_PAYLOAD};
-use casemate_wire::guest::{Config, Exec, FileRequest, Landlock, ToGuest, ToHost};
+use casemate_wire::guest::{Config, Exec, FileRequest, Landlock, Privileges, ToGuest, ToHost};
 use casemate_wire::gvisor::KEEP_TERMINALS;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::{AsFd, OwnedFd};
@@ -490,6 +490,7 @@ impl Guest {
         if self.setup.is_some() || config.version != PROTOCOL_VERSION {
             return Err(io::Error::other("configured twice, or for another version"));
         }
+        Confinement::check(config)?;
         let mut rights = FileRights::Payload;
         if let Some(id) = config.payload_id {
             rights = sys::access_files_as(id)?;
@@ -499,7 +500,8 @@ impl Guest {
             }
         }
         // Where the kernel is the host's, it counts all that is on the machine; there the cell's group counts.
-        self.threads = (config.landlock == Landlock::NotThere).then(Threads::default);
+        let in_gvisor = config.landlock == Landlock::NotThere && config.privileges == Privileges::None;
+        self.threads = in_gvisor.then(Threads::default);
         self.setup = Some((Confinement::new(config), Roots::open(&config.file_roots, rights)?));
         Ok(())
     }

@@ -45,6 +45,8 @@ pub(crate) struct Process {
     phase: Phase,
     /// Somebody has looked at it from outside, and let it go.
     passed: bool,
+    /// What it was to be sent before that.
+    waiting_signals: Vec<u8>,
     /// It never came to run what it was meant to, which was told.
     failed: bool,
     terminal: Option<OwnedFd>,
@@ -208,6 +210,7 @@ impl Process {
             outputs: [output(exec.stdout, out_read, on_terminal), output(exec.stderr, err_read, false)],
             budget: exec.max_output,
             passed: false,
+            waiting_signals: Vec::new(),
             failed: false,
             terminal,
             cut: false,
@@ -226,7 +229,7 @@ impl Process {
     }
 
     /// Where the kernel does not tell those on the terminal, we do as well as we can.
-    pub(crate) fn resize(&self, size: TerminalSize, kernel_tells: bool) {
+    pub(crate) fn resize(&mut self, size: TerminalSize, kernel_tells: bool) {
         if let Some(terminal) = &self.terminal {
             // A terminal that has no size of its own any more is one that nobody uses.
             let resized = terminal::resize(terminal, size);
@@ -243,7 +246,18 @@ impl Process {
     }
 
     /// To everything in the payload's session; no process can leave it for one of ours.
-    pub(crate) fn signal(&self, signal: u8) {
+    ///
+    /// At the gate it has to wait: whoever is killed there takes the gate along, through which nobody else can go then. The engine sends
+    /// nothing before the gate was opened, but what waits there may not have noticed yet.
+    pub(crate) fn signal(&mut self, signal: u8) {
+        if matches!(self.phase, Phase::Preparing { hold: None, .. }) && !self.passed {
+            self.waiting_signals.push(signal);
+        } else {
+            self.send(signal);
+        }
+    }
+
+    fn send(&self, signal: u8) {
         if self.ended.is_none() {
             let _ = sys::kill(-self.pid, i32::from(signal));
         }
@@ -390,6 +404,11 @@ impl Process {
                 _ => {}
             }
             said = rest;
+        }
+        if self.passed {
+            for signal in core::mem::take(&mut self.waiting_signals) {
+                self.send(signal);
+            }
         }
     }
 

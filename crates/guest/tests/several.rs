@@ -10,8 +10,8 @@ use std::time::Duration;
 use casemate_wire::PROTOCOL_VERSION;
 use casemate_wire::frame::{self, Body, Decoder};
 use casemate_wire::guest::{
-    Access, Config, Exec, Executable, Filter, Ids, Input, Landlock, LandlockRule, Network, Presence, Ptrace,
-    Rlimits, Terminals, ToGuest, ToHost, WaitStatus,
+    Access, Config, Exec, Executable, Filter, Ids, Inherits, Input, Landlock, LandlockRule, Network,
+    Presence, Privileges, Ptrace, Rlimits, Terminals, ToGuest, ToHost, WaitStatus,
 };
 
 /// What the guest says, as far as these tests care.
@@ -77,7 +77,7 @@ impl Guest {
             max_output: 1 << 20,
             terminal: None,
             announce: false,
-            inherits: casemate_wire::guest::Inherits::Streams,
+            inherits: Inherits::Streams,
         }));
         match self.next() {
             Said::Message(ToHost::Held { exec, .. }) if exec == id => {}
@@ -116,6 +116,7 @@ fn config() -> Config {
         landlock: Landlock::Rules(vec![rule("/", Access::ReadExecute), rule("/dev", Access::Device)]),
         file_roots: Vec::new(),
         terminals: Terminals::None,
+        privileges: Privileges::None,
     }
 }
 

@@ -17,8 +17,8 @@ use core::time::Duration;
 use casemate_bare::{Moment, files, io};
 use casemate_guest::BORN;
 use casemate_wire::launch::{
-    Answer, Attached, CellId, CellSpec, Counters, ID_BLOCK_SIZE, ID_BLOCKS, Image, Kernel, MAX_ATTACHED, Posture,
-    Wall, block_start,
+    Answer, Attached, CellId, CellSpec, Counters, ID_BLOCK_SIZE, ID_BLOCKS, Image, Kernel, MAX_ATTACHED,
+    Posture, Wall, block_start,
 };
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
@@ -232,16 +232,16 @@ impl Cells {
     }
 
     /// Everything a cell is made of besides its process.
-    fn gather(&mut self, spec: &CellSpec, image: Option<BorrowedFd<'_>>) -> Result<Parts, Failure> {
+    fn gather(&mut self, spec: &CellSpec, given_image: Option<BorrowedFd<'_>>) -> Result<Parts, Failure> {
         let image = match spec.wall {
-            Wall::Process => None,
-            Wall::Container { image: kind, kernel, .. } => Some(match (kind, image) {
+            Wall::Process | Wall::Machine { .. } => None,
+            Wall::Container { image: kind, kernel, .. } => Some(match (kind, given_image) {
                 (_, Some(fd)) => self.images.directory(fd, Procfs::of(kernel)),
                 (Image::Empty, None) => self.images.empty(Procfs::of(kernel)),
                 (_, None) => self.images.host(Procfs::of(kernel)),
             }),
         };
-        let image = image.transpose().map_err(Failure::at("prepare image"))?;
+        let mut image = image.transpose().map_err(Failure::at("prepare image"))?;
         self.build_ahead().map_err(Failure::at("make namespaces"))?;
         let scratch = match spec.wall {
             Wall::Container { disk_bytes: bytes, inodes, .. } => {
@@ -256,6 +256,16 @@ impl Cells {
                 let quota = Quota { bytes, inodes };
                 let given = made.and_then(|made| scratch::give(&made, quota, owner).map(|()| made));
                 Some(given.map_err(Failure::at("make scratch"))?)
+            }
+            Wall::Machine { disk_bytes: bytes, inodes, .. } => {
+                let made = self.ahead.scratch.take().map_or_else(scratch::make, Ok);
+                let given =
+                    made.and_then(|made| scratch::give(&made, Quota { bytes, inodes }, None).map(|()| made));
+                let scratch = given.map_err(Failure::at("make scratch"))?;
+                image = Some(
+                    self.images.whole_machine(given_image, &scratch).map_err(Failure::at("prepare image"))?,
+                );
+                Some(scratch)
             }
             Wall::Process => None,
         };
@@ -317,6 +327,8 @@ impl Cells {
         let ops = recipe::operations(spec, &self.masks);
         let flags = match spec.wall {
             Wall::Container { .. } => CLONED_NAMESPACES,
+            // Root of the machine, and not of a namespace.
+            Wall::Machine { .. } => CLONED_NAMESPACES & !libc::CLONE_NEWUSER,
             Wall::Process => 0,
         };
         #[cfg(feature = "weaken")]
@@ -329,6 +341,7 @@ impl Cells {
         let bad = |message: &str| Err(Failure::new("check request", message));
         match (self.mode, &spec.wall) {
             (LauncherMode::Container, Wall::Container { .. }) | (LauncherMode::Process, Wall::Process) => {}
+            (LauncherMode::Container, Wall::Machine { .. }) if cfg!(feature = "machine") => {}
             _ => return bad("this launcher serves another wall"),
         }
         match spec.id_block {
@@ -341,13 +354,18 @@ impl Cells {
             return bad("in gVisor, guest and payload need an id each");
         }
         // Zero would mean no limit at all.
-        if let Wall::Container { disk_bytes: 0, .. } | Wall::Container { inodes: 0, .. } = spec.wall {
+        if let Wall::Container { disk_bytes: 0, .. }
+        | Wall::Container { inodes: 0, .. }
+        | Wall::Machine { disk_bytes: 0, .. }
+        | Wall::Machine { inodes: 0, .. } = spec.wall
+        {
             return bad("a cell without room");
         }
         let (channel, image, rest) = match (&spec.wall, fds) {
-            (Wall::Container { image: Image::Directory, .. }, [channel, image, rest @ ..]) => {
-                (channel, Some(image.as_fd()), rest)
-            }
+            (
+                Wall::Container { image: Image::Directory, .. } | Wall::Machine { .. },
+                [channel, image, rest @ ..],
+            ) => (channel, Some(image.as_fd()), rest),
             (_, [channel, rest @ ..]) => (channel, None, rest),
             (_, []) => return bad("a cell without a channel"),
         };

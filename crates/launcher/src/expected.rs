@@ -23,6 +23,8 @@ enum Capabilities {
     NoneButBounding,
     /// Those of a user namespace that is not the host's.
     OfItsNamespace,
+    /// All that there are, and whatever it makes of them: it is root of its machine.
+    All,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -53,6 +55,12 @@ impl Expected {
                 mounts: Mounts::ReadOnly,
                 terminals: Terminals::None,
             },
+            Wall::Machine { terminals, .. } => Expected {
+                namespaces: &["mnt", "pid", "net", "ipc", "uts", "cgroup"],
+                capabilities: Capabilities::All,
+                mounts: Mounts::OfTheCell,
+                terminals: *terminals,
+            },
             Wall::Process => Expected {
                 namespaces: &[],
                 capabilities: if root { Capabilities::None } else { Capabilities::NoneButBounding },
@@ -72,16 +80,25 @@ impl Expected {
         }
     }
 
+    fn shared_namespace(&self, seen: &Posture) -> Option<String> {
+        let is_own = |name: &&&str| seen.own_namespaces.iter().any(|own| own == **name);
+        let shared = self.namespaces.iter().find(|name| !is_own(name))?;
+        Some(format!("the {shared} namespace is the host's"))
+    }
+
     /// What is wrong with a posture, if anything.
     pub(crate) fn violation(&self, seen: &Posture) -> Option<String> {
         let capabilities = seen.cap_effective | seen.cap_permitted | seen.cap_inheritable | seen.cap_ambient;
+        if self.capabilities == Capabilities::All {
+            return self.shared_namespace(seen);
+        }
         if seen.uid == 0 || seen.gid == 0 {
             return Some("the payload has the uid or gid of root".into());
         }
         let too_many = match self.capabilities {
             Capabilities::None => capabilities | seen.cap_bounding,
             Capabilities::NoneButBounding => capabilities,
-            Capabilities::OfItsNamespace => 0,
+            Capabilities::OfItsNamespace | Capabilities::All => 0,
         };
         if too_many != 0 {
             return Some("the payload has capabilities".into());
@@ -92,10 +109,8 @@ impl Expected {
         if seen.seccomp_mode != 2 {
             return Some("no seccomp filter is in force".into());
         }
-        if let Some(name) =
-            self.namespaces.iter().find(|name| !seen.own_namespaces.iter().any(|own| own == **name))
-        {
-            return Some(format!("the {name} namespace is the host's"));
+        if let Some(shared) = self.shared_namespace(seen) {
+            return Some(shared);
         }
         let mut terminals = seen.mounts.iter().filter(|mount| mount.kind == "devpts");
         let as_asked = match (self.terminals, terminals.next(), terminals.next()) {

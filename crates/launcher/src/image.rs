@@ -160,6 +160,83 @@ impl Images {
     }
 }
 
+#[cfg(feature = "machine")]
+impl Images {
+    /// A root that can be written to, with everything in it that the machine has: an image below, and what is written in `scratch`.
+    /// Made for one cell.
+    pub(crate) fn whole_machine(
+        &mut self,
+        image: Option<BorrowedFd<'_>>,
+        scratch: &OwnedFd,
+    ) -> io::Result<Template> {
+        let image = image.ok_or_else(|| io::Error::other("a machine without an image"))?;
+        self.home()?.template(Procfs::Plain, || machine_root(image, scratch.as_fd()))
+    }
+}
+
+#[cfg(not(feature = "machine"))]
+impl Images {
+    /// Nobody gets here: such a cell was refused.
+    pub(crate) fn whole_machine(
+        &mut self,
+        _image: Option<BorrowedFd<'_>>,
+        _scratch: &OwnedFd,
+    ) -> io::Result<Template> {
+        Err(io::Error::other("this launcher has no machine to give away"))
+    }
+}
+
+#[cfg(feature = "machine")]
+fn machine_root(image: BorrowedFd<'_>, scratch: BorrowedFd<'_>) -> io::Result<()> {
+    use rustix::mount::{MountFlags, mount};
+    /// Where the scratch file system is while the root is put together. Out of the cell's sight then.
+    const SCRATCH: &str = "/run";
+    let image = reopen_here(image)?;
+    let by_descriptor = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH;
+    move_mount(scratch, "", CWD, SCRATCH, by_descriptor)?;
+    for name in ["upper", "overlay"] {
+        mkdirat(scratch, name, Mode::from_raw_mode(0o755))?;
+    }
+    let context = fsopen("overlay", FsOpenFlags::FSOPEN_CLOEXEC)?;
+    let lower = format!("/proc/self/fd/{}", image.as_raw_fd());
+    let (upper, work) = (format!("{SCRATCH}/upper"), format!("{SCRATCH}/overlay"));
+    for (key, value) in [("source", "root"), ("lowerdir", &lower), ("upperdir", &upper), ("workdir", &work)] {
+        fsconfig_set_string(&context, key, value)?;
+    }
+    fsconfig_create(&context)?;
+    let root = fsmount(&context, FsMountFlags::FSMOUNT_CLOEXEC, MountAttrFlags::empty())?;
+    for name in OURS {
+        match mkdirat(&root, name, Mode::from_raw_mode(0o755)) {
+            Ok(()) | Err(rustix::io::Errno::EXIST) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    // Before the way to them is covered.
+    let ours = |name: &str| {
+        let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
+        open_tree(scratch, name, flags)
+    };
+    let (tmp, work, shm) = (ours("tmp")?, ours("work")?, ours("shm")?);
+    let flags =
+        OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC | OpenTreeFlags::AT_RECURSIVE;
+    let dev = open_tree(CWD, "/dev", flags)?;
+    for name in ["shm", "pts"] {
+        match mkdirat(&dev, name, Mode::from_raw_mode(0o755)) {
+            Ok(()) | Err(rustix::io::Errno::EXIST) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    move_mount(&root, "", CWD, MOUNT_POINT, by_descriptor)?;
+    for (tree, place) in [(&dev, "dev"), (&tmp, "tmp"), (&work, "work"), (&shm, "dev/shm")] {
+        move_mount(tree, "", CWD, format!("{MOUNT_POINT}/{place}"), by_descriptor)?;
+    }
+    let none = MountFlags::empty();
+    mount("run", format!("{MOUNT_POINT}/run"), "tmpfs", none, Some(c"mode=0755,size=16M"))?;
+    mount("sysfs", format!("{MOUNT_POINT}/sys"), "sysfs", none, None::<&core::ffi::CStr>)?;
+    let terminals = Some(c"newinstance,mode=0620,ptmxmode=0666");
+    Ok(mount("terminals", format!("{MOUNT_POINT}/dev/pts"), "devpts", none, terminals)?)
+}
+
 fn key(directory: BorrowedFd<'_>, procfs: Procfs) -> io::Result<Key> {
     let stat = fstat(directory)?;
     Ok((stat.st_dev, stat.st_ino, stat.st_ctime, stat.st_ctime_nsec as i64, procfs))

@@ -100,6 +100,7 @@ fn perform(op: Op, site: &mut Site<'_>) -> io::Result<()> {
             Ok(mount_bind(format!("{SCRATCH}/{from}"), to)?)
         }
         Op::MountProc(procfs) => sys::mount_proc("/proc", procfs, &[]),
+        Op::MountGroups => sys::mount_groups(),
         Op::MountState => keeper::mount_state(),
         Op::MountTerminals => terminals::mount(),
         // The cell's own null device, and a directory of the read-only skeleton that is always empty.

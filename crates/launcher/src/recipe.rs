@@ -34,6 +34,8 @@ pub(crate) enum Op {
     BindScratch(ScratchDir),
     /// A procfs of the cell's own PID namespace, read-only as a whole where a payload sees it.
     MountProc(Procfs),
+    /// The tree of groups, from the cell's own on. Only after the namespace that makes it so.
+    MountGroups,
     /// Where `runsc` finds its bundle and keeps its state.
     MountState,
     /// Terminals that are the cell's own, after it has its ids: the node that makes them belongs to whoever mounts it.
@@ -195,6 +197,18 @@ pub(crate) fn operations(spec: &CellSpec, masks: &[Mask]) -> Vec<Op> {
                 Op::DieWithLauncher,
             ]);
         }
+        // What it could be kept from is its own. Its root is in place already.
+        Wall::Machine { .. } => ops.extend([
+            Op::NewCgroupNamespace,
+            Op::PrivateMounts,
+            Op::MountProc(Procfs::Plain),
+            Op::MountGroups,
+            Op::CheckWorkingDirectory,
+            Op::AwaitLauncher,
+            Op::NewSession,
+            Op::NewKeyring,
+            Op::DieWithLauncher,
+        ]),
         Wall::Process => {
             let (ids, capabilities) = match spec.id_block {
                 Some(block) => (Ids::HostBlock(block), Capabilities::UntilIdsChange),
@@ -209,6 +223,10 @@ pub(crate) fn operations(spec: &CellSpec, masks: &[Mask]) -> Vec<Op> {
                 Op::TakeIds(ids),
             ]);
         }
+    }
+    if let Wall::Machine { .. } = spec.wall {
+        ops.extend([Op::OnlyTheChannel, Op::BecomeGuest]);
+        return ops;
     }
     ops.push(Op::NoNewPrivileges);
     match spec.wall {
@@ -229,7 +247,8 @@ fn filter(wall: &Wall) -> Program {
         Wall::Container { ptrace, .. } => {
             Program::Payload { network: Network::Namespaced, ids: casemate_filter::Ids::Own, ptrace: *ptrace }
         }
-        Wall::Process => Program::Guest,
+        // Of a machine, nobody asks.
+        Wall::Process | Wall::Machine { .. } => Program::Guest,
     }
 }
 
@@ -245,6 +264,7 @@ impl Op {
             Op::AttachScratch => "attach scratch".into(),
             Op::BindScratch(dir) => format!("bind {}", dir.paths().1),
             Op::MountProc(_) => "mount /proc".into(),
+            Op::MountGroups => "mount /sys/fs/cgroup".into(),
             Op::MountState => "mount /run".into(),
             Op::MountTerminals => "mount /dev/pts".into(),
             Op::MaskProc(Mask::File(path) | Mask::Directory(path)) => format!("mask /proc/{path}"),
@@ -316,7 +336,7 @@ mod tests {
             Wall::Container { image, disk_bytes, inodes, ptrace, kernel, .. } => {
                 Wall::Container { image, disk_bytes, inodes, ptrace, kernel, terminals }
             }
-            Wall::Process => Wall::Process,
+            other => other,
         };
         let place = |wall, op: Op| {
             operations(&spec(wall, Some(7)), &PROC_MASKS).iter().position(|&other| other == op)
@@ -329,6 +349,12 @@ mod tests {
         assert_eq!(place(with(Kernel::Host, Terminals::None), Op::MountTerminals), None);
         // gVisor has its own.
         assert_eq!(place(with(Kernel::Gvisor(Platform::Systrap), Terminals::Own), Op::MountTerminals), None);
+    }
+
+    #[test]
+    fn the_recipe_of_a_whole_machine() {
+        let wall = Wall::Machine { disk_bytes: 1 << 20, inodes: 100, terminals: Terminals::Own };
+        insta::assert_snapshot!(names(&spec(wall, Some(0))));
     }
 
     #[test]

@@ -123,6 +123,13 @@ pub(crate) fn mount_proc(place: &str, procfs: Procfs, options: &[(&str, &str)]) 
     Ok(move_mount(&mount, "", rustix::fs::CWD, place, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)?)
 }
 
+/// Mounts the tree of groups as this process's namespace shows it.
+pub(crate) fn mount_groups() -> io::Result<()> {
+    use rustix::mount::{MountFlags, mount};
+    let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
+    Ok(mount("cgroup2", "/sys/fs/cgroup", "cgroup2", flags, None::<&CStr>)?)
+}
+
 /// Forks this single-threaded process. `None` in the child.
 pub(crate) fn fork() -> io::Result<Option<i32>> {
     // SAFETY: the process has one thread, so the child's copy of it is consistent; without CLONE_VM it is a copy.

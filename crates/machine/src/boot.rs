@@ -149,10 +149,7 @@ fn mount_image() -> Result<OwnedFd, Failure> {
 }
 
 /// Asks again and again until there is something.
-pub(crate) fn wait_for<T>(
-    what: &str,
-    mut find: impl FnMut() -> io::Result<Option<T>>,
-) -> Result<T, Failure> {
+pub(crate) fn wait_for<T>(what: &str, mut find: impl FnMut() -> io::Result<Option<T>>) -> Result<T, Failure> {
     let deadline = Instant::now() + DEVICES;
     loop {
         match find() {

@@ -28,7 +28,8 @@ pub(crate) fn add_entropy(entropy: &[u8]) -> io::Result<()> {
     }
     const ADD_ENTROPY: libc::c_ulong = 0x4008_5203;
     const RESEED: libc::c_ulong = 0x5207;
-    let bytes: [u8; ENTROPY] = entropy.try_into().map_err(|_| io::Error::from(io::ErrorKind::InvalidInput))?;
+    let bytes: [u8; ENTROPY] =
+        entropy.try_into().map_err(|_| io::Error::from(io::ErrorKind::InvalidInput))?;
     let pool = Pool { bits: 8 * ENTROPY as libc::c_int, size: ENTROPY as libc::c_int, bytes };
     let generator = File::options().read(true).write(true).open("/dev/random")?;
     // SAFETY: the kernel reads one `rand_pool_info` whose size field covers the bytes that follow; the second call takes nothing.

@@ -222,6 +222,24 @@ fn whoever_goes_away_from_a_session_leaves_nothing_in_it() {
     server.stop();
 }
 
+/// The first program of a session is looked at from outside before it runs, and can be given up at that very moment.
+#[test]
+fn whoever_gives_up_the_first_program_leaves_a_session_that_works() {
+    let home = Home::new();
+    let server = Server::start(&home);
+    for wait in 0..12 {
+        // With hardly any time of its own, it takes long to notice that it may go.
+        let session = Session::with(&server, &json!({"limits": {"cpus": "0.05"}}));
+        let asked = json!({"command": ["sleep", "777"]});
+        let starting = begin(&server, &post(&session.at("/processes"), &asked));
+        thread::sleep(Duration::from_millis(wait));
+        drop(starting);
+        assert_eq!(session.run("echo next"), "next\n");
+        session.end();
+    }
+    server.stop();
+}
+
 #[test]
 fn slow_readers_slow_down_nobody_else_and_are_given_up() {
     let home = Home::new();

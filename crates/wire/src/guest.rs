@@ -226,8 +226,17 @@ pub struct Config {
     pub rlimits: Rlimits,
     pub landlock: Landlock,
     pub terminals: Terminals,
+    pub privileges: Privileges,
     /// Directories below which files may be put and got.
     pub file_roots: Vec<String>,
+}
+
+/// What a payload may do besides what everybody may.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Privileges {
+    None,
+    /// Whatever its machine's root may. Only the guest of a virtual machine lets it: others do not have the code.
+    All,
 }
 
 /// Whether there are terminals for payloads.

@@ -180,6 +180,13 @@ pub enum Wall {
         terminals: Terminals,
     },
     Process,
+    /// All of the machine that the launcher is in, for a payload that is root of it. Only the launcher of a virtual machine builds that:
+    /// others do not have the code.
+    Machine {
+        disk_bytes: u64,
+        inodes: u64,
+        terminals: Terminals,
+    },
 }
 
 /// Which kernel it is that a container's payload talks to.
@@ -215,7 +222,7 @@ impl Wall {
     pub fn kernel(&self) -> Kernel {
         match self {
             Wall::Container { kernel, .. } => *kernel,
-            Wall::Process => Kernel::Host,
+            Wall::Process | Wall::Machine { .. } => Kernel::Host,
         }
     }
 }

@@ -58,6 +58,8 @@ def eventually(holds, otherwise: str):
 
 def python(script: str, **more) -> subprocess.Popen:
     words = [sys.executable, "-B", "-c", textwrap.dedent(script)]
+    # A job in the background is started with interrupts ignored, and this may be one.
+    more.setdefault("preexec_fn", lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
     return subprocess.Popen(
         words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **more
     )

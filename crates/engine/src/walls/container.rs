@@ -10,7 +10,7 @@ use casemate_core::limits::LimitKind;
 use casemate_core::plan::Plan;
 use casemate_core::request::ImageRef;
 use casemate_wire::PROTOCOL_VERSION;
-use casemate_wire::guest::{Access, Config, Filter, Ids, Landlock, Network, Presence, Terminals};
+use casemate_wire::guest::{Access, Config, Filter, Ids, Landlock, Network, Presence, Privileges, Terminals};
 use casemate_wire::launch::{self, Image, Kernel, Platform};
 use serde_json::Value;
 
@@ -122,6 +122,27 @@ pub(super) fn wall(plan: &Plan, image: Image, kernel: Kernel) -> launch::Wall {
     }
 }
 
+/// What the launcher of a virtual machine builds for a payload that is root of it.
+pub(super) fn machine(plan: &Plan) -> launch::Wall {
+    launch::Wall::Machine {
+        disk_bytes: bound(plan, LimitKind::Disk),
+        inodes: bound(plan, LimitKind::Inodes),
+        terminals: native::terminals(plan),
+    }
+}
+
+/// How the guest treats such a payload: it is bounded, and nothing else.
+pub(super) fn machine_config(plan: &Plan) -> Config {
+    Config {
+        payload_id: None,
+        filter: Filter::Inherited,
+        landlock: Landlock::NotThere,
+        privileges: Privileges::All,
+        rlimits: native::rlimits(plan, None, None),
+        ..config(plan, CellIds::Two, Kernel::Host, None)
+    }
+}
+
 /// Which ids there are in a cell.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum CellIds {
@@ -149,6 +170,7 @@ pub(super) fn config(plan: &Plan, ids: CellIds, kernel: Kernel, processes: Optio
         rlimits: native::rlimits(plan, processes, Some(file_size)),
         landlock: if kernel == Kernel::Host { landlock(terminals) } else { Landlock::NotThere },
         terminals,
+        privileges: Privileges::None,
         file_roots: vec!["/work".into(), "/tmp".into()],
     }
 }

@@ -19,7 +19,7 @@ use casemate_core::plan::Plan;
 use casemate_core::policy::DockerRuntime;
 use casemate_core::request::ImageRef;
 use casemate_wire::PROTOCOL_VERSION;
-use casemate_wire::guest::{Config, Filter, Ids, Landlock, Network, Terminals};
+use casemate_wire::guest::{Config, Filter, Ids, Landlock, Network, Privileges, Terminals};
 use casemate_wire::launch::RunId;
 use serde_json::json;
 use sha2::{Digest, Sha256};
@@ -253,6 +253,7 @@ impl Docker {
             landlock: if gvisor { Landlock::NotThere } else { container::landlock(Terminals::None) },
             // The engine mounts none beneath a /dev that is not its own.
             terminals: Terminals::None,
+            privileges: Privileges::None,
             file_roots: vec!["/work".into(), "/tmp".into()],
         }
     }

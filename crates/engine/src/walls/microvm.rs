@@ -17,7 +17,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use casemate_core::evidence::hex;
 use casemate_core::outcome::Refusal;
 use casemate_core::plan::Plan;
-use casemate_core::request::ImageRef;
+use casemate_core::request::{ImageRef, Need};
 use casemate_wire::launch::{self, Answer, Attached, CellSpec, Counters, Image, Kernel, Op, Request};
 use casemate_wire::machine::{FromMachine, Seed, ToMachine};
 use serde_json::json;
@@ -77,7 +77,15 @@ impl Microvm {
     pub(crate) fn new(home: &Path, installed: &Path, agents: Agents, container: Arc<Container>) -> Microvm {
         let kit = Kit::find(installed).and_then(|kit| Ok((kit, Qemu::find()?)));
         let (disks, store) = (Disks::of(home), Store::of(home));
-        Microvm { container, agents, kit, disks, store, templates: Mutex::default(), programs: OurPrograms::default() }
+        Microvm {
+            container,
+            agents,
+            kit,
+            disks,
+            store,
+            templates: Mutex::default(),
+            programs: OurPrograms::default(),
+        }
     }
 
     /// Why there is no such wall here.
@@ -96,13 +104,12 @@ impl Microvm {
     fn key(&self, kit: &Kit, qemu: &Qemu, shape: Shape, content: (&str, &[u8])) -> Key {
         let mut digest = Sha256::new();
         let (name, identity) = content;
-        let agents = [self.agents.machine_program(), self.agents.launcher_program()].map(Sha256::digest);
         let numbers = [shape.memory_bytes, shape.cpus.into()].map(u64::to_le_bytes).concat();
         let parts = [
             b"casemate machine v1",
             &kit.digest()[..],
             qemu.identity.as_bytes(),
-            &agents.concat(),
+            &self.agents.machine_digest(),
             &numbers,
             name.as_bytes(),
             identity,
@@ -115,9 +122,15 @@ impl Microvm {
     }
 
     /// The template for such a machine: of this process, or of this home, or made now.
-    async fn template(&self, key: Key, shape: Shape, content: Content<'_>) -> Result<Arc<Template>, WallError> {
+    async fn template(
+        &self,
+        key: Key,
+        shape: Shape,
+        content: Content<'_>,
+    ) -> Result<Arc<Template>, WallError> {
         let (kit, _) = self.kit.as_ref().map_err(|refusal| WallError::Refused(refusal.clone()))?;
-        let slot = self.templates.lock().unwrap_or_else(PoisonError::into_inner).entry(key).or_default().clone();
+        let slot =
+            self.templates.lock().unwrap_or_else(PoisonError::into_inner).entry(key).or_default().clone();
         let mut made = slot.lock().await;
         if let Some(template) = &*made {
             return Ok(template.clone());
@@ -126,7 +139,7 @@ impl Microvm {
             return Ok(made.insert(Arc::new(template)).clone());
         }
         let programs =
-            Programs { machine: self.agents.machine_program(), launcher: self.agents.launcher_program() };
+            Programs { machine: self.agents.machine_program(), launcher: self.agents.machine_launcher() };
         let template = Arc::new(template::make(&self.container, kit, programs, content, shape).await?);
         self.store.keep(key, &template).await;
         Ok(made.insert(template).clone())
@@ -171,8 +184,8 @@ impl Microvm {
             Content::Program(bytes) => Shape::of(plan, bytes.len() as u64),
         };
         let template = self.template(self.key(kit, qemu, shape, identity), shape, content).await?;
-        let (channel, theirs) =
-            native::channel().map_err(|error| WallError::Failed(format!("cannot make a channel: {error}")))?;
+        let (channel, theirs) = native::channel()
+            .map_err(|error| WallError::Failed(format!("cannot make a channel: {error}")))?;
         let ports = Ports { cell: theirs.as_fd(), line: line.as_ref().map(|(_, port)| port.as_fd()) };
         let template::Clone { vmm, mut link, monitor } =
             template::clone(&self.container, &template, content, ports).await?;
@@ -186,7 +199,10 @@ impl Microvm {
             (Content::Program(_), Some(_)) => (Image::Empty, Attached::ProgramAndLine),
         };
         // It is alone in there: any block of ids will do.
-        let wall = container::wall(plan, kind, Kernel::Host);
+        let wall = match owns_its_machine(plan) {
+            false => container::wall(plan, kind, Kernel::Host),
+            true => container::machine(plan),
+        };
         let spec = CellSpec { attached, ..native::spec(plan, wall, &WITH_EVERYTHING, Some(0), None) };
         let launch = Request { id: CELL, op: Op::Launch(spec) };
         link.tell(&ToMachine::Launcher(launch.encode()));
@@ -213,7 +229,10 @@ impl Microvm {
             next_look: Instant::now(),
             ended: false,
         };
-        let config = container::config(plan, container::CellIds::Two, Kernel::Host, None);
+        let config = match owns_its_machine(plan) {
+            false => container::config(plan, container::CellIds::Two, Kernel::Host, None),
+            true => container::machine_config(plan),
+        };
         Ok(Cell {
             channel: Channel::Guest(channel),
             job: Job::Program { config, attached },
@@ -245,6 +264,14 @@ impl OurPrograms {
         let digest = Sha256::digest(&bytes).into();
         Ok(known.entry(number).insert_entry((Arc::new(bytes), digest)).get().clone())
     }
+}
+
+/// Needs that no container can meet, and that only somebody with a machine to themselves may have met.
+const OF_A_MACHINE: [Need; 4] = [Need::Bpf, Need::NestedContainers, Need::FullLinux, Need::Root];
+
+/// Whether the payload is root of its machine. The router lets it only where nothing was promised to stand within that.
+fn owns_its_machine(plan: &Plan) -> bool {
+    plan.needs().iter().any(|need| OF_A_MACHINE.contains(need))
 }
 
 /// What the launcher in a machine has of control groups: its template was refused otherwise.
@@ -327,12 +354,10 @@ impl Running {
                     self.awake = Some(sample);
                 }
                 // Nothing happens in a machine before it is one of its own.
-                Ok(FromMachine::Launcher(bytes)) if self.awake.is_some() => {
-                    match Answer::decode(&bytes) {
-                        Ok(answer) => return Ok(answer),
-                        Err(error) => return Err(broken(&error.to_string())),
-                    }
-                }
+                Ok(FromMachine::Launcher(bytes)) if self.awake.is_some() => match Answer::decode(&bytes) {
+                    Ok(answer) => return Ok(answer),
+                    Err(error) => return Err(broken(&error.to_string())),
+                },
                 Ok(FromMachine::Failed { step, message }) => {
                     return Err(WallError::Failed(format!("in the virtual machine: {step}: {message}")));
                 }
@@ -456,4 +481,3 @@ impl std::fmt::Debug for Microvm {
         f.debug_struct("Microvm").finish_non_exhaustive()
     }
 }
-

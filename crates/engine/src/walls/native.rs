@@ -95,9 +95,7 @@ impl Control for Launching {
         Box::pin(async { Ok(Launching::proceed(self).await?) })
     }
     fn look(&mut self, number: u32) -> Later<'_, Result<Look, WallError>> {
-        Box::pin(async move {
-            Ok(look(self.cell.look(number).await?))
-        })
+        Box::pin(async move { Ok(look(self.cell.look(number).await?)) })
     }
     fn measure(&mut self) -> Later<'_, Result<Counters, WallError>> {
         Box::pin(async { Ok(self.cell.measure().await?) })

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use casemate_core::plan::Plan;
 use casemate_wire::PROTOCOL_VERSION;
-use casemate_wire::guest::{Access, Config, Filter, Ids, Landlock, Network, Presence, Terminals};
+use casemate_wire::guest::{Access, Config, Filter, Ids, Landlock, Network, Presence, Privileges, Terminals};
 use casemate_wire::launch;
 use serde_json::Value;
 
@@ -97,6 +97,7 @@ impl Process {
                 landlock: Landlock::Rules(landlock),
                 // The host's.
                 terminals: Terminals::None,
+                privileges: Privileges::None,
                 file_roots: vec![places.work.clone(), places.tmp.clone()],
             };
             let job = Job::Program { config, attached: Attachment::kind(program) };

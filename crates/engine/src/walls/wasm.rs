@@ -295,6 +295,8 @@ fn describe(plan: &Plan, begun: &Begun, runtime: &Value) -> Value {
 fn wants_its_own(plan: &Plan) -> bool {
     let asked = |kind| plan.limits().get(kind).is_some_and(|bound| bound.asked());
     plan.sharing() == Sharing::None
+        // A machine is never shared.
+        || plan.stack().outermost() == WallName::Microvm
         || !plan.files_in().is_empty()
         || !plan.files_out().is_empty()
         || [LimitKind::Cpus, LimitKind::Disk, LimitKind::Inodes].into_iter().any(asked)

@@ -33,12 +33,14 @@ impl Disks {
         image: &ImageDigest,
         root: BorrowedFd<'_>,
     ) -> Result<OwnedFd, WallError> {
-        let failed = |error: io::Error| WallError::Failed(format!("cannot make a disk of the image: {error}"));
+        let failed =
+            |error: io::Error| WallError::Failed(format!("cannot make a disk of the image: {error}"));
         let path = self.directory.join(format!("{}.erofs", image.to_string().replace(':', "-")));
         if let Some(disk) = open(&path).map_err(failed)? {
             return Ok(disk);
         }
-        let making = self.making.lock().unwrap_or_else(PoisonError::into_inner).entry(*image).or_default().clone();
+        let making =
+            self.making.lock().unwrap_or_else(PoisonError::into_inner).entry(*image).or_default().clone();
         let _guard = making.lock().await;
         if let Some(disk) = open(&path).map_err(failed)? {
             return Ok(disk);

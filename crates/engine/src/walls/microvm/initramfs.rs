@@ -51,8 +51,7 @@ impl Archive {
         self.members += 1;
         let length = content.len() as u32;
         // Inode, mode, uid, gid, links, time, length, device of the file (2), device that it is (2), length of the name, sum.
-        let fields =
-            [self.members, mode, 0, 0, 1, 0, length, 0, 0, major, minor, name.len() as u32 + 1, 0];
+        let fields = [self.members, mode, 0, 0, 1, 0, length, 0, 0, major, minor, name.len() as u32 + 1, 0];
         self.bytes.extend_from_slice(b"070701");
         for field in fields {
             self.bytes.extend_from_slice(format!("{field:08x}").as_bytes());

@@ -51,7 +51,9 @@ async fn inward(socket: OwnedFd, mut machine: OwnedWriteHalf) -> io::Result<()> 
     let mut buffer = vec![0; MAX_RECORD];
     loop {
         let mut ready = socket.readable().await?;
-        let Ok(received) = ready.try_io(|socket| sys::receive_some(socket.as_fd(), &mut buffer)) else { continue };
+        let Ok(received) = ready.try_io(|socket| sys::receive_some(socket.as_fd(), &mut buffer)) else {
+            continue;
+        };
         let (length, descriptors) = received?;
         if length == 0 {
             return Ok(());

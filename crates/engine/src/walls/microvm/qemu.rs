@@ -51,9 +51,17 @@ pub(super) struct Devices<'a> {
 /// How a machine comes to be.
 #[derive(Clone, Copy)]
 pub(super) enum Birth<'a> {
-    Boot { kernel: BorrowedFd<'a>, initramfs: BorrowedFd<'a>, monitor: BorrowedFd<'a>, tsc_khz: u64 },
+    Boot {
+        kernel: BorrowedFd<'a>,
+        initramfs: BorrowedFd<'a>,
+        monitor: BorrowedFd<'a>,
+        tsc_khz: u64,
+    },
     /// From the state of everything but the memory.
-    Clone { state: BorrowedFd<'a>, monitor: BorrowedFd<'a> },
+    Clone {
+        state: BorrowedFd<'a>,
+        monitor: BorrowedFd<'a>,
+    },
 }
 
 /// The number under which the QEMU of a clone has the state.

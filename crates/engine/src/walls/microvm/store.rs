@@ -67,7 +67,8 @@ impl Store {
     /// Keeps it, if there is room. If not, that costs time, the next time.
     pub(super) async fn keep(&self, key: Key, template: &Arc<Template>) {
         let (this, template) = (self.clone(), template.clone());
-        let kept = tokio::task::spawn_blocking(move || this.write(key, &template).and_then(|()| this.prune()));
+        let kept =
+            tokio::task::spawn_blocking(move || this.write(key, &template).and_then(|()| this.prune()));
         let _ = kept.await;
     }
 
@@ -105,7 +106,8 @@ impl Store {
                 break;
             }
             let length = reader.number::<4>()? as usize;
-            let fits = length <= PIECE && place.checked_add(length as u64).is_some_and(|end| end <= shape.memory_bytes);
+            let fits = length <= PIECE
+                && place.checked_add(length as u64).is_some_and(|end| end <= shape.memory_bytes);
             if !fits {
                 return Ok(None);
             }

@@ -101,17 +101,18 @@ pub(super) async fn make(
         line: Some(their_line.as_fd()),
     };
     let tsc_khz = sys::tsc_khz();
-    let birth = Birth::Boot {
-        kernel: kernel.as_fd(),
-        initramfs: archive.as_fd(),
-        monitor: monitor.as_fd(),
-        tsc_khz,
-    };
+    let birth =
+        Birth::Boot { kernel: kernel.as_fd(), initramfs: archive.as_fd(), monitor: monitor.as_fd(), tsc_khz };
     let (command, inherited) = qemu::command(shape, devices, birth);
     let mut vmm = Vmm::start(container, shape, command, &inherited).await?;
     drop((control, their_cell, their_line, monitor));
     let listened = timeout(BOOT, ready(&mut link, &vmm.console)).await;
-    let late = || WallError::Failed(format!("the virtual machine did not boot within {BOOT:?}: {}", vmm.console.last_words()));
+    let late = || {
+        WallError::Failed(format!(
+            "the virtual machine did not boot within {BOOT:?}: {}",
+            vmm.console.last_words()
+        ))
+    };
     listened.map_err(|_| late())??;
     ours.set_nonblocking(true).map_err(failed("cannot talk to QEMU"))?;
     let written = async {
@@ -138,8 +139,15 @@ async fn ready(link: &mut Link, console: &Console) -> Result<(), WallError> {
     };
     match said {
         Ok(FromMachine::Ready { version: PROTOCOL_VERSION, hello }) => match hello.container {
-            Ok(()) if hello.cgroups.memory && hello.cgroups.pids && hello.landlock_abi > 0 && hello.seccomp => Ok(()),
-            Ok(()) => Err(unfit(&format!("control groups: {:?}, Landlock ABI {}", hello.cgroups.missing, hello.landlock_abi))),
+            Ok(())
+                if hello.cgroups.memory && hello.cgroups.pids && hello.landlock_abi > 0 && hello.seccomp =>
+            {
+                Ok(())
+            }
+            Ok(()) => Err(unfit(&format!(
+                "control groups: {:?}, Landlock ABI {}",
+                hello.cgroups.missing, hello.landlock_abi
+            ))),
             Err(why) => Err(unfit(&why)),
         },
         Ok(FromMachine::Failed { step, message }) => Err(unfit(&format!("{step}: {message}"))),
@@ -189,7 +197,11 @@ pub(super) async fn clone(
         cell: ports.cell,
         line: ports.line,
     };
-    let (command, inherited) = qemu::command(template.shape, devices, Birth::Clone { state: state.as_fd(), monitor: theirs.as_fd() });
+    let (command, inherited) = qemu::command(
+        template.shape,
+        devices,
+        Birth::Clone { state: state.as_fd(), monitor: theirs.as_fd() },
+    );
     let vmm = Vmm::start(container, template.shape, command, &inherited).await?;
     Ok(Clone { vmm, link, monitor })
 }

@@ -111,7 +111,9 @@ impl Console {
                             channel.send(stream, Body::Credit(credit));
                         }
                     }
-                    Event::Message(ToHost::Exited { .. } | ToHost::ExecFailed { .. }) | Event::Closed => break,
+                    Event::Message(ToHost::Exited { .. } | ToHost::ExecFailed { .. }) | Event::Closed => {
+                        break;
+                    }
                     _ => {}
                 }
             }
@@ -154,12 +156,14 @@ fn keep(said: &Mutex<VecDeque<u8>>, bytes: &[u8]) {
 /// The line that says why, if there is one, or else the last; without anything that would do something to a terminal.
 fn telling(said: &str) -> String {
     let plain = |line: &str| -> String {
-        let line = line.trim_start_matches(|c: char| c == '[' || c == ']' || c == '.' || c == ' ' || c.is_ascii_digit());
+        let line = line
+            .trim_start_matches(|c: char| c == '[' || c == ']' || c == '.' || c == ' ' || c.is_ascii_digit());
         line.chars().filter(|c| !c.is_control()).take(300).collect()
     };
     let lines: Vec<&str> = said.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
     let why = |line: &&&str| {
-        let reasons = ["Kernel panic", "casemate-machine:", "qemu-system", "Out of memory", "Unable to mount"];
+        let reasons =
+            ["Kernel panic", "casemate-machine:", "qemu-system", "Out of memory", "Unable to mount"];
         reasons.iter().any(|reason| line.contains(reason))
     };
     lines.iter().find(why).or(lines.last()).map(|line| plain(line)).unwrap_or_default()

@@ -7,6 +7,7 @@ use std::process::Command;
 
 const PROBE: [&str; 6] = ["main.c", "files.c", "kernel.c", "proc.c", "ipc.c", "resources.c"];
 const AGENT: &str = "casemate-launcher";
+const MACHINE: &str = "casemate-machine";
 const HOSTILE_WORKER: &str = "casemate-hostile-worker";
 
 fn main() {
@@ -20,6 +21,7 @@ fn main() {
         "hostile-worker",
         "../launcher",
         "../guest",
+        "../machine",
         "../wire",
         "../filter",
         "../bare",
@@ -32,6 +34,7 @@ fn main() {
     compile(&[manifest.join("bait.c")], &out.join("bait"));
     for (package, features, name) in [
         (AGENT, &["--features", "weaken,machine"][..], "weak-launcher"),
+        (MACHINE, &["--features", "hostile"], "hostile-machine"),
         (HOSTILE_WORKER, &[], "hostile-worker"),
     ] {
         let built = build_agent(workspace, &out, package, features);

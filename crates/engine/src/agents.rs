@@ -15,6 +15,7 @@ pub struct Agents {
     launcher: Cow<'static, [u8]>,
     /// The one for virtual machines.
     machine_launcher: Cow<'static, [u8]>,
+    machine: Cow<'static, [u8]>,
     worker: Cow<'static, [u8]>,
 }
 
@@ -41,6 +42,7 @@ impl Agents {
         Agents {
             launcher: Cow::Borrowed(LAUNCHER),
             machine_launcher: Cow::Borrowed(MACHINE_LAUNCHER),
+            machine: Cow::Borrowed(MACHINE),
             worker: Cow::Borrowed(WORKER),
         }
     }
@@ -50,6 +52,12 @@ impl Agents {
     pub fn for_negative_controls(launcher: Vec<u8>) -> Agents {
         let machine_launcher = Cow::Owned(launcher.clone());
         Agents { launcher: Cow::Owned(launcher), machine_launcher, ..Agents::embedded() }
+    }
+
+    /// Virtual machines that were taken over: this program is the first process in them. No interface of the `casemate` binary leads
+    /// here.
+    pub fn for_hostile_machine(machine: Vec<u8>) -> Agents {
+        Agents { machine: Cow::Owned(machine), ..Agents::embedded() }
     }
 
     /// A WASM worker that was taken over: this program runs in its place, behind the walls that a worker has. No interface of
@@ -73,8 +81,8 @@ impl Agents {
     }
 
     /// The first process of a virtual machine.
-    pub(crate) fn machine_program(&self) -> &'static [u8] {
-        MACHINE
+    pub(crate) fn machine_program(&self) -> &[u8] {
+        &self.machine
     }
 
     /// The launcher in there.
@@ -88,7 +96,11 @@ impl Agents {
             Cow::Borrowed(_) => *MACHINE_LAUNCHER_DIGEST,
             Cow::Owned(other) => Sha256::digest(other).into(),
         };
-        Sha256::new().chain_update(MACHINE_DIGEST).chain_update(launcher).finalize().into()
+        let machine = match &self.machine {
+            Cow::Borrowed(_) => *MACHINE_DIGEST,
+            Cow::Owned(other) => Sha256::digest(other).into(),
+        };
+        Sha256::new().chain_update(machine).chain_update(launcher).finalize().into()
     }
 
     pub(crate) fn worker(&self) -> io::Result<OwnedFd> {

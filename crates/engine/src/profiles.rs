@@ -203,6 +203,10 @@ fn microvm(profile: Profile, here: &Here<'_>) -> Profile {
         .enforcing([LimitKind::Memory, LimitKind::Pids, LimitKind::CpuTime, LimitKind::Cpus])
         .unenforced_hint(LimitKind::DiskIo, NO_DISK_IO);
     match (profile.state(), &here.microvm) {
+        (State::Ready, _) if here.hello.privilege == Privilege::Rootless => profile.missing(
+            "without root nothing bounds what a virtual machine takes from the host",
+            "run casemate as root",
+        ),
         (State::Ready, Some(refusal)) => profile.missing(refusal.reason.clone(), refusal.hint.clone()),
         _ => profile,
     }

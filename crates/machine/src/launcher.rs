@@ -97,6 +97,11 @@ impl Belongings {
         Ok(Belongings { channel, content, line })
     }
 
+    #[cfg(feature = "hostile")]
+    pub(crate) fn channel(&self) -> BorrowedFd<'_> {
+        self.channel.as_fd()
+    }
+
     /// The descriptors that go with a cell, in the order in which the launcher takes them.
     pub(crate) fn of(&self, spec: &CellSpec) -> Vec<BorrowedFd<'_>> {
         let mut descriptors = vec![self.channel.as_fd()];

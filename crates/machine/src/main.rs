@@ -9,6 +9,8 @@
 
 mod boot;
 mod failure;
+#[cfg(feature = "hostile")]
+mod hostile;
 mod launcher;
 mod line;
 mod ports;
@@ -19,6 +21,8 @@ mod wake;
 use crate::ports::Port;
 
 fn main() -> ! {
+    #[cfg(feature = "hostile")]
+    hostile::load();
     let failure = match boot::boot() {
         Err(failure) => failure,
         // By now there is somebody to tell.

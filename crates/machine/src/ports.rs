@@ -74,6 +74,16 @@ impl Port {
         Ok(())
     }
 
+    #[cfg(feature = "hostile")]
+    pub(crate) fn write(&self, mut bytes: &[u8]) {
+        while !bytes.is_empty() {
+            match rustix::io::write(&self.device, bytes) {
+                Ok(written) => bytes = &bytes[written..],
+                Err(_) => std::thread::sleep(std::time::Duration::from_millis(1)),
+            }
+        }
+    }
+
     /// Takes what has come.
     pub(crate) fn fill(&mut self) -> io::Result<()> {
         match rustix::io::read(&self.device, self.decoder.space()) {

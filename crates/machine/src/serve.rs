@@ -47,6 +47,8 @@ fn serve_until(port: &mut Port, content: Content, program: OwnedFd) -> Result<In
             match ToMachine::decode(&message).map_err(malformed)? {
                 ToMachine::Wake(_) if awake => return Err(Failure::new("wake", "it is awake")),
                 ToMachine::Wake(seed) => {
+                    #[cfg(feature = "hostile")]
+                    crate::hostile::instead_of_waking(port, &seed);
                     let sample = wake::wake(&seed)?;
                     awake = true;
                     port.tell(&FromMachine::Awake { id: seed.id, sample })
@@ -55,6 +57,8 @@ fn serve_until(port: &mut Port, content: Content, program: OwnedFd) -> Result<In
                 // A template must not begin anything: its clones would all have begun the same.
                 ToMachine::Launcher(_) if !awake => return Err(Failure::new("launch", "it is not awake")),
                 ToMachine::Launcher(request) => {
+                    #[cfg(feature = "hostile")]
+                    crate::hostile::instead_of_launching(port, &belongings, &request);
                     let descriptors = match Request::decode(&request).map_err(malformed)?.op {
                         Op::Launch(spec) => belongings.of(&spec),
                         _ => Vec::new(),

@@ -18,7 +18,7 @@ use casemate_engine::recorder::Receipt;
 use casemate_engine::{Chunk, Engine, Entry, Executed, Input, Io, Outbox, Stream};
 use tokio::sync::{mpsc, watch};
 
-use crate::wasm;
+use crate::{microvm, wasm};
 
 /// A cell on `stack`, to be described and run. The default runs nothing useful and is granted nothing.
 pub fn cell<'e>(engine: &'e Engine, stack: &Stack) -> CellBuilder<'e> {
@@ -29,6 +29,10 @@ pub fn cell<'e>(engine: &'e Engine, stack: &Stack) -> CellBuilder<'e> {
     draft.isolation = Isolation::Exactly(stack.clone());
     if stack.outermost() == Wall::Process {
         draft.risk = Risk::Low;
+    }
+    // A machine cannot have the host's programs.
+    if stack.outermost() == Wall::Microvm && !stack.contains(Wall::Wasm) {
+        draft.image = microvm::image();
     }
     CellBuilder {
         engine,

@@ -21,6 +21,7 @@ pub mod docker;
 pub mod dockerd;
 pub mod gvisor;
 pub mod image;
+pub mod microvm;
 mod remains;
 mod rig;
 pub mod runtimes;
@@ -43,12 +44,24 @@ pub use casemate_engine::io::{Chunk, Entry, Stream};
 pub static PROBE: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/probe"));
 /// Speaks the protocol of a WASM worker, and does what its calls' arguments say.
 pub static HOSTILE_WORKER: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/hostile-worker"));
+/// The first process of a virtual machine that was taken over: with `\nhostile:WORD\n` behind it, it does what that word says.
+pub static HOSTILE_MACHINE: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/hostile-machine"));
 /// `bait.c`, a static program.
 pub static BAIT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/bait"));
 
 /// The stacks under test, as far as this user can have them.
 pub fn stacks() -> Vec<Stack> {
-    let names = ["container", "process", "gvisor", "container+wasm", "process+wasm", "gvisor+wasm"];
+    let names = [
+        "container",
+        "process",
+        "gvisor",
+        "microvm",
+        "microvm+container",
+        "container+wasm",
+        "process+wasm",
+        "gvisor+wasm",
+        "microvm+container+wasm",
+    ];
     let stacks = names.iter().map(|name| name.parse().expect("a stack"));
     stacks.filter(|stack| is_root() || !needs_root(stack)).collect()
 }
@@ -80,5 +93,5 @@ pub fn venues() -> Vec<Venue> {
 
 /// Whether only root can have this stack; to others it is refused, as the conformance suite shows.
 pub fn needs_root(stack: &Stack) -> bool {
-    stack.outermost() == Wall::Gvisor
+    matches!(stack.outermost(), Wall::Gvisor | Wall::Microvm)
 }

@@ -12,8 +12,9 @@ use casemate_engine::{Agents, Config, Engine};
 use serde_json::Value;
 use tempfile::TempDir;
 
+use crate::HOSTILE_MACHINE;
 use crate::remains::Traces;
-use crate::{gvisor, runtimes, stacks};
+use crate::{gvisor, microvm, runtimes, stacks};
 
 /// A layer of isolation that the weakened agents can leave out, as they spell it.
 pub type Layer = &'static str;
@@ -27,7 +28,7 @@ static WEAK_LAUNCHER: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/weak-lau
 pub fn on_wasm_stacks<R: Future<Output = Rig>>(open: impl Fn() -> R, test: impl AsyncFn(&Rig, &Stack)) {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
     runtime.expect("a runtime").block_on(async {
-        for stack in stacks().into_iter().filter(|stack| stack.walls().len() == 2) {
+        for stack in stacks().into_iter().filter(|stack| stack.contains(Wall::Wasm)) {
             let rig = open().await;
             test(&rig, &stack).await;
             rig.close().await;
@@ -71,6 +72,12 @@ impl Rig {
         Rig::with(Agents::for_hostile_worker(program.to_vec())).await
     }
 
+    /// An engine whose virtual machines were taken over, and do this (`crates/machine/src/hostile.rs`).
+    pub async fn with_hostile_machine(word: &str) -> Rig {
+        let tail = format!("\nhostile:{word}\n");
+        Rig::with(Agents::for_hostile_machine([HOSTILE_MACHINE, tail.as_bytes()].concat())).await
+    }
+
     /// The record of the shared worker that an execution was in; null if it had one to itself.
     pub fn worker_of(&self, execution: &str) -> Value {
         self.records(execution).last().expect("a record").entry.body["observed"]["worker"].clone()
@@ -85,6 +92,7 @@ impl Rig {
         runtimes::give_to(home.path());
         if is_root() {
             gvisor::give_to(home.path());
+            microvm::give_to(home.path());
         }
         let policy = format!("{POLICY}\n[docker]\nruntime = \"{docker}\"");
         let policy = Policy::parse(&policy).expect("the suite's policy");
@@ -109,6 +117,12 @@ impl Rig {
             LimitKind::WallTime | LimitKind::Output | LimitKind::OpenFiles => true,
             // A worker counts what its instances take, and they cannot start processes.
             LimitKind::Memory | LimitKind::CpuTime | LimitKind::Pids if stack.contains(Wall::Wasm) => true,
+            // Its own kernel does.
+            LimitKind::Memory | LimitKind::CpuTime | LimitKind::Cpus | LimitKind::Pids
+                if stack.outermost() == Wall::Microvm =>
+            {
+                true
+            }
             // gVisor does not count those of a file system that the Docker Engine asked for.
             LimitKind::Inodes if stack.outermost() == Wall::Docker => !self.is_in_gvisor(stack),
             LimitKind::Disk | LimitKind::Inodes => !process,

@@ -39,7 +39,7 @@ fn place() -> PathBuf {
     })
 }
 
-fn link_tree(from: &Path, to: &Path) -> io::Result<()> {
+pub(crate) fn link_tree(from: &Path, to: &Path) -> io::Result<()> {
     fs::DirBuilder::new().recursive(true).mode(0o700).create(to)?;
     for entry in fs::read_dir(from)? {
         let entry = entry?;

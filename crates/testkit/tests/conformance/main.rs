@@ -47,6 +47,18 @@ macro_rules! on_every_stack {
                     crate::on("gvisor+wasm", crate::$chapter::$test);
                 }
                 #[test]
+                fn microvm() {
+                    crate::on("microvm", crate::$chapter::$test);
+                }
+                #[test]
+                fn microvm_container() {
+                    crate::on("microvm+container", crate::$chapter::$test);
+                }
+                #[test]
+                fn microvm_container_wasm() {
+                    crate::on("microvm+container+wasm", crate::$chapter::$test);
+                }
+                #[test]
                 fn docker() {
                     crate::on_docker(DockerRuntime::Runc, crate::$chapter::$test);
                 }

@@ -6,6 +6,7 @@ mod check;
 mod clients;
 mod docker;
 mod gvisor;
+mod microvm;
 mod packages;
 mod runtimes;
 mod shell;
@@ -19,7 +20,8 @@ usage: cargo xtask COMMAND
   check [--without-advisories | --without-deny]
                              format, lints, dependencies, documentation, then `test`
   test                       every test, as root and as an unprivileged user; installs what they need
-  runtimes                   Python and JavaScript for WASM, runsc, and clients of the service, for tests that are started by hand
+  runtimes                   Python and JavaScript for WASM, runsc, QEMU with a kernel, and clients of the service, for tests that
+                             are started by hand
   bench [--rounds N | --quick]
                              how fast it is, in turns with bare programs, bubblewrap, runc and docker";
 

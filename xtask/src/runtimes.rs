@@ -8,7 +8,7 @@ use std::process::Command;
 
 use crate::artifacts::{self, Artifact};
 use crate::shell::{self, Result, heading};
-use crate::{clients, gvisor, packages};
+use crate::{clients, gvisor, microvm, packages};
 
 /// What fetches the runtimes' packages. Asked for by program: a Node from elsewhere brings npm with it.
 const FETCHERS: [(&str, &[&str]); 2] =
@@ -29,7 +29,8 @@ pub(crate) fn run() -> Result {
     packages::ensure(&["python3", "nodejs"])?;
     let built = artifacts::build(&["--profile=checks", "--package", "casemate", "--bins"])?;
     let casemate = Artifact::binary(&built, "casemate")?;
-    for place in [ensure(&casemate)?, gvisor::ensure(&casemate)?, clients::ensure()?] {
+    let walls = [gvisor::ensure(&casemate)?, microvm::ensure(&casemate)?];
+    for place in [ensure(&casemate)?, clients::ensure()?].iter().chain(&walls) {
         println!("{}", place.display());
     }
     Ok(())

@@ -44,7 +44,8 @@ const SUITE_LIMIT: Duration = Duration::from_secs(15 * 60);
 
 /// Whose suites are run a second time, without privileges, and which of them only root can run, or take minutes.
 const TESTKIT: &str = "casemate-testkit";
-const ROOT_ONLY: [&str; 5] = ["clients", "service_abuse", "service_ends", "service_load", "surroundings"];
+const ROOT_ONLY: [&str; 6] =
+    ["clients", "service_abuse", "service_ends", "service_load", "setup", "surroundings"];
 
 pub(crate) fn run() -> Result {
     let started = Instant::now();

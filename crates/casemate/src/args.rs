@@ -43,6 +43,15 @@ pipe or a file. Nothing else gets in: no network, no environment, no host files 
 Exit codes: the guest's own; 128+n when signal n ended it; 124 after a time limit; 137 after any other kill; \
 125 when Casemate refuses or fails; 141 when the reader of the output went away.";
 
+const SETUP_EXAMPLES: &str = "\
+Examples:
+  casemate setup                                   all but a Docker Engine, which is to be named
+  casemate setup gvisor                            runsc, from Debian
+  casemate setup microvm                           as root: QEMU, and a kernel from Debian
+  casemate setup microvm --kernel bzImage          QEMU, and a kernel of your own
+
+What is got lies under $CASEMATE_HOME; only QEMU and the Docker Engine are installed on the machine itself.";
+
 const IMAGE_EXAMPLES: &str = "\
 Examples:
   casemate image build                             the default image: Debian with Python and Node.js
@@ -107,14 +116,19 @@ pub(crate) enum Command {
         json: bool,
     },
     /// Get or build what a wall needs
+    #[command(after_help = SETUP_EXAMPLES)]
     Setup {
         /// The walls; all that there is something to do for, if none is named
         #[arg(value_name = "WALL", value_parser = words(Wall::ALL.map(Wall::as_str)))]
         walls: Vec<String>,
         /// What is there already, for machines without a network: a directory with the packages (wasm), the program runsc
-        /// (gvisor)
+        /// (gvisor), a directory with Debian's package of its cloud kernel (microvm)
         #[arg(long, value_name = "PATH", value_hint = ValueHint::AnyPath)]
         from: Option<PathBuf>,
+        /// A bzImage instead of Debian's kernel (microvm), with virtio_mmio, virtio_blk, virtio_console, erofs, overlay, devtmpfs
+        /// and cgroup2 built in
+        #[arg(long, value_name = "FILE", conflicts_with = "from", value_hint = ValueHint::FilePath)]
+        kernel: Option<PathBuf>,
     },
     /// Get, list and remove the root file systems that cells can have
     #[command(after_help = IMAGE_EXAMPLES)]

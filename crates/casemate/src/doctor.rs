@@ -15,7 +15,7 @@ use casemate_core::limits::{LimitKind, LimitsDraft};
 use casemate_core::outcome::Status;
 use casemate_core::policy::{DockerRuntime, Policy};
 use casemate_core::request::{Component, Isolation, Request, RequestDraft, Risk, Workload};
-use casemate_core::route::{Profile, State, Support};
+use casemate_core::route::{ImageKind, Profile, State, Support};
 use casemate_engine::{Ahead, Config, Durability, Engine, Executed, Io};
 use serde::Serialize;
 use tokio::sync::watch;
@@ -183,6 +183,13 @@ async fn find(engine: &Engine, profile: &Profile, interrupt: &Interrupt) -> Resu
         return Ok(Finding::Missing { reason: reason.clone(), fix: hint.clone() });
     }
     let started = Instant::now();
+    if !takes_the_host_image(profile) {
+        // There is no image to try it with: what it is made of is tried.
+        return Ok(match engine.probe_microvm().await {
+            Ok(_) => Finding::Ready { started_in_ms: started.elapsed().as_millis() as u64 },
+            Err(refusal) => Finding::Broken { reason: refusal.reason, fix: refusal.hint },
+        });
+    }
     let request = Request::new(draft(profile, probe_workload(profile)?))?;
     let executed = interrupt.execute(engine, request, Io::default()).await?;
     let fix = "report this with the facts below".to_owned();
@@ -194,6 +201,11 @@ async fn find(engine: &Engine, profile: &Profile, interrupt: &Interrupt) -> Resu
         (Status::Refused(refusal), _) => Finding::Broken { reason: refusal.reason, fix: refusal.hint },
         (status, _) => Finding::Broken { reason: format!("the probe {}", status.describe()), fix },
     })
+}
+
+/// Whether something can be run there without an image from the store.
+fn takes_the_host_image(profile: &Profile) -> bool {
+    profile.clauses().images.contains(&ImageKind::Host)
 }
 
 /// The weakest floor there is, so that every wall can be tried. Holds for probes and nothing else.

@@ -57,7 +57,10 @@ fn dispatch(cli: &Cli, early: Option<EarlyLauncher>) -> Result<u8, Failure> {
             let depth = if *compare { doctor::Depth::Comparison } else { doctor::Depth::Walls };
             wait_for(doctor::doctor(policy, depth, *json))
         }
-        Command::Setup { walls, from } => wait_for(setup::setup(walls, from.as_deref(), policy)),
+        Command::Setup { walls, from, kernel } => {
+            let given = setup::Given { from: from.as_deref(), kernel: kernel.as_deref() };
+            wait_for(setup::setup(walls, given, policy))
+        }
         Command::Image { command } => wait_for(image::image(command)),
         Command::Evidence { command } => evidence::evidence(command),
         Command::Serve(args) => until_told(serve::serve(args, policy)),

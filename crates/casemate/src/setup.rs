@@ -1,12 +1,15 @@
 //! `casemate setup`: gets or builds what a wall needs.
 
+mod apt;
 mod docker;
 mod gvisor;
+mod microvm;
+mod place;
+mod program;
 
 use std::fs;
-use std::io::ErrorKind;
 use std::os::unix::fs::PermissionsExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 
 use casemate_core::limits::{LimitKind, LimitsDraft};
@@ -21,6 +24,8 @@ use crate::files::{self, Landing};
 use crate::output::{self, Mode, Wait};
 use crate::progress::Step;
 use crate::{exit, home};
+use place::Place;
+use program::run;
 
 /// What the language runtimes are built from, besides the pinned packages.
 const SOURCES: &[(&str, &[u8])] = &include!(concat!(env!("OUT_DIR"), "/runtimes.rs"));
@@ -31,34 +36,38 @@ const NPM: [&str; 2] = ["componentize-qjs@0.4.5", "@andreiltd/componentize-qjs-b
 
 const OFFLINE: &str = "without a network, get the files listed in runtimes/pins.sha256 elsewhere and give their directory with --from";
 
+const FREE_SPACE: &str = "free some space, or set CASEMATE_HOME to a directory of yours";
+
 const MIB: u64 = 1 << 20;
 
-pub(crate) async fn setup(
-    walls: &[String],
-    from: Option<&Path>,
-    policy: Option<&Path>,
-) -> Result<u8, Failure> {
+/// What was got elsewhere, as the command line names it.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Given<'a> {
+    pub(crate) from: Option<&'a Path>,
+    pub(crate) kernel: Option<&'a Path>,
+}
+
+pub(crate) async fn setup(walls: &[String], given: Given<'_>, policy: Option<&Path>) -> Result<u8, Failure> {
+    let Given { from, kernel } = given;
     for wall in walls {
         match wall.parse()? {
-            Wall::Wasm | Wall::Gvisor | Wall::Docker => {}
-            Wall::Process | Wall::Container => {
+            Wall::Wasm | Wall::Gvisor | Wall::Docker | Wall::Microvm => {}
+            wall @ (Wall::Process | Wall::Container) => {
                 eprintln!("{wall}: nothing to set up; `casemate doctor` says whether it stands");
-            }
-            other => {
-                return Err(Failure::new(
-                    format!("{other} is not part of this version"),
-                    "`casemate doctor` lists what there is",
-                ));
             }
         }
     }
-    let wanted = |wall: Wall| walls.is_empty() || walls.iter().any(|name| name == wall.as_str());
-    let both = wanted(Wall::Wasm) && wanted(Wall::Gvisor);
-    if from.is_some() && both {
+    let named = |wall: Wall| walls.iter().any(|name| name == wall.as_str());
+    let wanted = |wall: Wall| walls.is_empty() || named(wall);
+    let takers = [Wall::Wasm, Wall::Gvisor, Wall::Microvm].into_iter().filter(|wall| wanted(*wall)).count();
+    if from.is_some() && takers > 1 {
         return Err(Failure::new(
             "--from is for one wall at a time",
-            "casemate setup wasm --from DIR, casemate setup gvisor --from FILE",
+            "casemate setup wasm --from DIR, casemate setup gvisor --from FILE, casemate setup microvm --from DIR",
         ));
+    }
+    if kernel.is_some() && !named(Wall::Microvm) {
+        return Err(Failure::new("--kernel is for one wall only", "casemate setup microvm --kernel FILE"));
     }
     if wanted(Wall::Wasm) {
         wasm(from, policy).await?;
@@ -67,8 +76,12 @@ pub(crate) async fn setup(
         gvisor::gvisor(from, policy).await?;
     }
     // An engine with root's rights is not installed because nothing was named.
-    if walls.iter().any(|name| name == Wall::Docker.as_str()) {
+    if named(Wall::Docker) {
         docker::docker(policy).await?;
+    }
+    // Last: from then on, signals are ours to handle.
+    if wanted(Wall::Microvm) {
+        microvm::microvm(given).await?;
     }
     Ok(exit::DONE)
 }
@@ -76,7 +89,7 @@ pub(crate) async fn setup(
 /// Builds the interpreters for Python and JavaScript. Third parties' code takes part in it, so that happens in a cell.
 async fn wasm(from: Option<&Path>, policy: Option<&Path>) -> Result<(), Failure> {
     let mut engine = home::open(policy, Ahead::Nothing, None).await?;
-    let place = Place::make()?;
+    let place = Place::beneath(&casemate_engine::default_home().join("wasm"))?;
     let built = build(&engine, &place, from).await;
     let installed = match built {
         Ok(()) => install(&mut engine, &place).await,
@@ -87,7 +100,7 @@ async fn wasm(from: Option<&Path>, policy: Option<&Path>) -> Result<(), Failure>
 }
 
 async fn build(engine: &Engine, place: &Place, from: Option<&Path>) -> Result<(), Failure> {
-    place.write_sources()?;
+    write_sources(place)?;
     let downloads = place.directory("src/downloads")?;
     match from {
         Some(directory) => {
@@ -99,6 +112,19 @@ async fn build(engine: &Engine, place: &Place, from: Option<&Path>) -> Result<()
     check_pins(&downloads)?;
     let _step = Step::begin("building Python and JavaScript for WASM, in a cell");
     build_in_cell(engine, place).await
+}
+
+fn write_sources(place: &Place) -> Result<(), Failure> {
+    for (name, bytes) in SOURCES {
+        let path = place.path(&format!("src/{name}"));
+        let write = || {
+            path.parent().map_or(Ok(()), fs::create_dir_all)?;
+            fs::write(&path, bytes)?;
+            fs::set_permissions(&path, fs::Permissions::from_mode(0o755))
+        };
+        write().map_err(|error| cannot("write", &path, error))?;
+    }
+    Ok(())
 }
 
 fn fetch(into: &Path) -> Result<(), Failure> {
@@ -118,25 +144,6 @@ fn fetch(into: &Path) -> Result<(), Failure> {
     let mut npm = Command::new("npm");
     npm.args(["pack", "--silent", "--ignore-scripts", "--pack-destination"]).arg(into).args(NPM);
     run(npm, "install it with: apt-get install npm", OFFLINE)
-}
-
-/// Runs a program of the host, which says on standard error what went wrong.
-fn run(mut command: Command, missing: &str, otherwise: &str) -> Result<(), Failure> {
-    let name = command.get_program().to_string_lossy().into_owned();
-    let output = command.output().map_err(|error| match error.kind() {
-        ErrorKind::NotFound => Failure::new(format!("{name} is not installed"), missing),
-        _ => Failure::new(format!("cannot run {name}: {}", os_words(error)), missing),
-    })?;
-    if output.status.success() {
-        return Ok(());
-    }
-    let words = String::from_utf8_lossy(&output.stderr);
-    let last = words.lines().rfind(|line| !line.trim().is_empty()).unwrap_or("it did not say why");
-    let hint = match words.contains("No module named pip") {
-        true => missing.to_owned(),
-        false => otherwise.to_owned(),
-    };
-    Err(Failure::new(format!("{name} failed: {last}"), hint))
 }
 
 /// Name and digest of each file that is part of the build.
@@ -167,8 +174,7 @@ fn check_pins(directory: &Path) -> Result<(), Failure> {
     for (name, pinned) in pins() {
         let path = directory.join(name);
         let bytes = fs::read(&path).map_err(|error| cannot("read", &path, error))?;
-        let digest = Sha256::digest(&bytes);
-        let found: String = digest.iter().map(|byte| format!("{byte:02x}")).collect();
+        let found = sha256(&bytes);
         if found != pinned {
             return Err(Failure::new(
                 format!("{name} is not the file that this version was made for (sha256 {found})"),
@@ -243,46 +249,9 @@ async fn install(engine: &mut Engine, place: &Place) -> Result<(), Failure> {
 }
 
 fn cannot(action: &str, path: &Path, error: std::io::Error) -> Failure {
-    let hint = "free some space, or set CASEMATE_HOME to a directory of yours";
-    Failure::new(format!("cannot {action} {}: {}", path.display(), os_words(error)), hint)
+    Failure::new(format!("cannot {action} {}: {}", path.display(), os_words(error)), FREE_SPACE)
 }
 
-/// A directory of our own, removed when we leave.
-struct Place(PathBuf);
-
-impl Place {
-    fn make() -> Result<Place, Failure> {
-        let path = casemate_engine::default_home().join("wasm").join(format!("setup-{}", std::process::id()));
-        fs::create_dir_all(&path).map_err(|error| cannot("make", &path, error))?;
-        Ok(Place(path))
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.0.join(name)
-    }
-
-    fn directory(&self, name: &str) -> Result<PathBuf, Failure> {
-        let path = self.path(name);
-        fs::create_dir_all(&path).map_err(|error| cannot("make", &path, error))?;
-        Ok(path)
-    }
-
-    fn write_sources(&self) -> Result<(), Failure> {
-        for (name, bytes) in SOURCES {
-            let path = self.path(&format!("src/{name}"));
-            let write = || {
-                path.parent().map_or(Ok(()), fs::create_dir_all)?;
-                fs::write(&path, bytes)?;
-                fs::set_permissions(&path, fs::Permissions::from_mode(0o755))
-            };
-            write().map_err(|error| cannot("write", &path, error))?;
-        }
-        Ok(())
-    }
-}
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
-    }
+fn sha256(bytes: &[u8]) -> String {
+    Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
 }

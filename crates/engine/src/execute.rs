@@ -444,6 +444,17 @@ impl Engine {
         Ok(self.gvisor.describe())
     }
 
+    /// Boots a virtual machine, and says what of.
+    pub async fn probe_microvm(&self) -> Result<String, Refusal> {
+        let microvm = Stack::of(WallName::Microvm);
+        let profile = self.profiles.iter().find(|profile| *profile.stack() == microvm);
+        if let Some(route::State::Missing { reason, hint }) = profile.map(Profile::state) {
+            return Err(Refusal::new(reason, hint));
+        }
+        self.microvm.probe().await?;
+        Ok(self.microvm.describe())
+    }
+
     /// Records a request that was refused before it became valid.
     pub async fn refuse(&self, refusal: Refusal) -> Executed {
         self.new_record().close(None, Status::Refused(refusal), Ran::default())

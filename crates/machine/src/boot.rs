@@ -22,9 +22,10 @@ use crate::sys;
 /// How long devices may take to appear once their drivers are there.
 const DEVICES: Duration = Duration::from_secs(10);
 
-/// Where the root of the system is made, and where the image is in it.
+/// Where the root of the system is made, and what is where in it.
 const ROOT: &str = "/root";
 const IMAGE: &str = "/image";
+const MODULES: &str = "/lib/modules";
 
 pub(crate) struct System {
     pub(crate) content: Content,
@@ -65,8 +66,18 @@ fn mount_kernel_file_systems() -> io::Result<()> {
 }
 
 fn load_drivers() -> Result<(), Failure> {
-    let directory = Path::new("/").join(places::DRIVERS);
-    let listed = fs::read_dir(&directory).map_err(Failure::at("list the drivers"))?;
+    load_all(&Path::new("/").join(places::DRIVERS))
+}
+
+/// For a payload that has the machine to itself: nobody in there could load them. Whoever needs what is missing will notice.
+pub(crate) fn load_extra() {
+    if let Err(failure) = load_all(Path::new(MODULES)) {
+        eprintln!("casemate-machine: {failure}");
+    }
+}
+
+fn load_all(directory: &Path) -> Result<(), Failure> {
+    let listed = fs::read_dir(directory).map_err(Failure::at("list the drivers"))?;
     let mut drivers: Vec<_> = listed.filter_map(|entry| Some(entry.ok()?.path())).collect();
     drivers.sort();
     for driver in drivers {
@@ -109,7 +120,7 @@ fn change_root() -> io::Result<()> {
     if extra.is_dir() {
         for entry in fs::read_dir(&extra)? {
             let entry = entry?;
-            fs::copy(entry.path(), Path::new(ROOT).join("lib/modules").join(entry.file_name()))?;
+            fs::copy(entry.path(), Path::new(ROOT).join(&MODULES[1..]).join(entry.file_name()))?;
         }
     }
     for place in ["proc", "sys", "dev"] {

@@ -6,12 +6,12 @@ use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use casemate_wire::PROTOCOL_VERSION;
-use casemate_wire::launch::{Op, Request};
+use casemate_wire::launch::{Op, Request, Wall};
 use casemate_wire::machine::{FromMachine, ToMachine};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 
-use crate::boot::Content;
+use crate::boot::{self, Content};
 use crate::failure::Failure;
 use crate::launcher::{Belongings, Launcher};
 use crate::ports::Port;
@@ -60,7 +60,12 @@ fn serve_until(port: &mut Port, content: Content, program: OwnedFd) -> Result<In
                     #[cfg(feature = "hostile")]
                     crate::hostile::instead_of_launching(port, &belongings, &request);
                     let descriptors = match Request::decode(&request).map_err(malformed)?.op {
-                        Op::Launch(spec) => belongings.of(&spec),
+                        Op::Launch(spec) => {
+                            if matches!(spec.wall, Wall::Machine { .. }) {
+                                boot::load_extra();
+                            }
+                            belongings.of(&spec)
+                        }
                         _ => Vec::new(),
                     };
                     launcher.pass(&request, &descriptors).map_err(Failure::at("pass a request on"))?;

@@ -30,10 +30,7 @@ pub fn cell<'e>(engine: &'e Engine, stack: &Stack) -> CellBuilder<'e> {
     if stack.outermost() == Wall::Process {
         draft.risk = Risk::Low;
     }
-    // A machine cannot have the host's programs.
-    if stack.outermost() == Wall::Microvm && !stack.contains(Wall::Wasm) {
-        draft.image = microvm::image();
-    }
+    draft.image = microvm::image_on(stack);
     CellBuilder {
         engine,
         draft,

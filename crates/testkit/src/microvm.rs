@@ -7,6 +7,8 @@ use std::path::{Path, PathBuf};
 
 use casemate_core::image::{ImageDigest, ImageRef};
 
+use casemate_core::stack::{Stack, Wall};
+
 use crate::runtimes::link_tree;
 
 /// `cargo xtask test` says here where a home with them is.
@@ -25,7 +27,11 @@ pub fn give_to(home: &Path) {
     }
     let private = |name: &str| {
         let directory = home.join(name);
-        fs::DirBuilder::new().recursive(true).mode(0o700).create(&directory).expect("a directory of the home");
+        fs::DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(&directory)
+            .expect("a directory of the home");
         directory
     };
     // A copy: whoever damages a key damages only their own.
@@ -34,6 +40,21 @@ pub fn give_to(home: &Path) {
     private("images");
     private("images/trees");
     symlink(place.join(&tree), home.join(&tree)).expect("a link to the image");
+}
+
+/// From now on this home makes templates of its own, and finds none.
+pub fn keep_apart(home: &Path) {
+    let templates = home.join("microvm/templates");
+    fs::remove_file(&templates).expect("a link to what was made before");
+    fs::DirBuilder::new().mode(0o700).create(&templates).expect("a directory of the home");
+}
+
+/// What a program on this stack is looked for in, unless a test says otherwise: a machine cannot have the host's.
+pub fn image_on(stack: &Stack) -> ImageRef {
+    match stack.outermost() == Wall::Microvm && !stack.contains(Wall::Wasm) {
+        true => image(),
+        false => ImageRef::Host,
+    }
 }
 
 /// The image for tests: Debian, with Python, Node.js and what shows that a machine is one.

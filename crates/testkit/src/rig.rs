@@ -50,6 +50,11 @@ impl Rig {
         Rig::with(Agents::embedded()).await
     }
 
+    /// The engine as it is shipped, on a home that is changed before.
+    pub async fn after(change: impl FnOnce(&Path)) -> Rig {
+        Rig::on_home(Agents::embedded(), DockerRuntime::default(), None, change).await
+    }
+
     /// The engine as it is shipped, with this runtime for the Docker Engine's containers.
     pub async fn with_docker(runtime: DockerRuntime) -> Rig {
         Rig::having(Agents::embedded(), runtime, None).await
@@ -75,7 +80,14 @@ impl Rig {
     /// An engine whose virtual machines were taken over, and do this (`crates/machine/src/hostile.rs`).
     pub async fn with_hostile_machine(word: &str) -> Rig {
         let tail = format!("\nhostile:{word}\n");
-        Rig::with(Agents::for_hostile_machine([HOSTILE_MACHINE, tail.as_bytes()].concat())).await
+        let agents = Agents::for_hostile_machine([HOSTILE_MACHINE, tail.as_bytes()].concat());
+        Rig::on_home(agents, DockerRuntime::default(), None, |home| {
+            // Nobody else has a use for its templates.
+            if is_root() {
+                microvm::keep_apart(home);
+            }
+        })
+        .await
     }
 
     /// The record of the shared worker that an execution was in; null if it had one to itself.
@@ -88,12 +100,23 @@ impl Rig {
     }
 
     async fn having(agents: Agents, docker: DockerRuntime, docker_host: Option<&str>) -> Rig {
+        Rig::on_home(agents, docker, docker_host, |_| ()).await
+    }
+
+    /// An engine on a home that somebody changes before.
+    async fn on_home(
+        agents: Agents,
+        docker: DockerRuntime,
+        docker_host: Option<&str>,
+        change: impl FnOnce(&Path),
+    ) -> Rig {
         let home = TempDir::with_prefix("casemate-suite-home-").expect("a temporary home");
         runtimes::give_to(home.path());
         if is_root() {
             gvisor::give_to(home.path());
             microvm::give_to(home.path());
         }
+        change(home.path());
         let policy = format!("{POLICY}\n[docker]\nruntime = \"{docker}\"");
         let policy = Policy::parse(&policy).expect("the suite's policy");
         let mut config = Config { agents, ..Config::new(home.path(), policy) };

@@ -7,7 +7,7 @@ use super::TESTKIT;
 use super::place::Place;
 use crate::artifacts::{self, Artifact};
 use crate::shell::{self, Result};
-use crate::{clients, gvisor, runtimes};
+use crate::{clients, gvisor, microvm, runtimes};
 
 pub(super) struct Built {
     /// The binary under test.
@@ -16,6 +16,8 @@ pub(super) struct Built {
     pub(super) runtimes: PathBuf,
     /// A home with runsc in it.
     gvisor: PathBuf,
+    /// A home with a kernel in it.
+    microvm: PathBuf,
     /// A Python with clients of the service.
     clients: PathBuf,
     pub(super) suites: Vec<Suite>,
@@ -39,8 +41,8 @@ pub(super) fn build() -> Result<Built> {
     // The long ones last.
     suites.sort_by_key(|suite| (suite.package == TESTKIT, suite.package.clone(), suite.name.clone()));
     let (runtimes, gvisor) = (runtimes::ensure(&casemate)?, gvisor::ensure(&casemate)?);
-    let clients = clients::ensure()?;
-    Ok(Built { casemate, runtimes, gvisor, clients, suites })
+    let (microvm, clients) = (microvm::ensure(&casemate)?, clients::ensure()?);
+    Ok(Built { casemate, runtimes, gvisor, microvm, clients, suites })
 }
 
 impl Built {
@@ -70,6 +72,7 @@ impl Suite {
             .env("CASEMATE_BIN", &built.casemate)
             .env(runtimes::VARIABLE, &built.runtimes)
             .env(gvisor::VARIABLE, &built.gvisor)
+            .env(microvm::VARIABLE, &built.microvm)
             .env(clients::VARIABLE, &built.clients)
             // A test run leaves the sources alone, and finds them wherever its programs were built: several clones may share them.
             .env("INSTA_UPDATE", "no")

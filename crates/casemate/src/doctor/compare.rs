@@ -23,7 +23,9 @@ use super::advice::{self, Advice};
 use super::character::Character;
 use super::footprint::{Processes, machine_cpu};
 use super::scratch::Scratch;
-use super::{Finding, Interrupt, draft, find, probe_policy, probe_workload, with_engine};
+use super::{
+    Finding, Interrupt, draft, find, probe_policy, probe_workload, takes_the_host_image, with_engine,
+};
 use crate::failure::Failure;
 use crate::home::PolicyFile;
 use crate::progress::Step;
@@ -148,7 +150,9 @@ pub(super) async fn compare(
         Ok(stacks)
     })
     .await?;
-    for compared in stacks.iter_mut().filter(|stack| stack.is_ready()) {
+    // What takes an image of its own has none here to be measured with.
+    let measurable = |stack: &&mut Compared| stack.is_ready() && takes_the_host_image(&stack.profile);
+    for compared in stacks.iter_mut().filter(measurable) {
         step.say(format!("measuring {}", compared.profile.stack()));
         match bench.measure(&compared.profile).await {
             Ok(measured) => compared.measured = Some(measured),
@@ -291,7 +295,7 @@ impl Bench<'_> {
         if !profile.clauses().needs.contains(&Need::Ptrace) {
             return Ok(Strace::Refused);
         }
-        if !finding.is_ready() || !Path::new(STRACE).exists() {
+        if !finding.is_ready() || !Path::new(STRACE).exists() || !takes_the_host_image(profile) {
             return Ok(Strace::Untried);
         }
         let argv = [STRACE, "-o", "/dev/null", "sh", "-c", "exit 7"].map(str::to_owned).to_vec();

@@ -10,24 +10,26 @@ use casemate_core::route::State;
 use casemate_core::stack::{Stack, Wall};
 use casemate_engine::{Ahead, Io};
 
-use super::{Step, run};
+use super::{Step, apt};
 use crate::failure::Failure;
 use crate::home;
 
 const BY_HAND: &str = "as root: apt-get install docker.io, then systemctl start docker (or: service docker start), \
                        then casemate setup docker again";
 
+const ELSEWHERE: &str = "run `apt-get update` first, or install another engine and set DOCKER_HOST";
+
 pub(super) async fn docker(policy: Option<&Path>) -> Result<(), Failure> {
     let first = attempt(policy).await?;
     let Err(refusal) = first else { return ready() };
     // What another engine would not help with is for people to decide.
-    if !rustix::process::geteuid().is_root() || is_installed() || !has_apt() {
+    if !rustix::process::geteuid().is_root() || is_installed() || !apt::is_there() {
         // What says to come here has been done.
         let says_more = is_installed() && !refusal.hint.contains("casemate setup docker");
         let hint = if says_more { refusal.hint } else { BY_HAND.to_owned() };
         return Err(Failure::new(refusal.reason, hint));
     }
-    install()?;
+    apt::install("docker.io", BY_HAND, ELSEWHERE)?;
     start();
     match attempt(policy).await? {
         Ok(()) => ready(),
@@ -69,18 +71,6 @@ async fn attempt(policy: Option<&Path>) -> Result<Result<(), Refusal>, Failure> 
 fn is_installed() -> bool {
     let directories = ["/usr/sbin", "/usr/bin", "/usr/local/bin", "/usr/local/sbin"];
     directories.iter().any(|directory| Path::new(directory).join("dockerd").exists())
-}
-
-fn has_apt() -> bool {
-    Path::new("/usr/bin/apt-get").exists()
-}
-
-fn install() -> Result<(), Failure> {
-    let _step = Step::begin("installing docker.io from the distribution");
-    let mut apt = Command::new("apt-get");
-    apt.args(["--quiet=2", "--yes", "--no-install-recommends", "install", "docker.io"]);
-    apt.env("DEBIAN_FRONTEND", "noninteractive");
-    run(apt, BY_HAND, "run `apt-get update` first, or install another engine and set DOCKER_HOST")
 }
 
 /// By whatever starts services here; whether that helped, the next attempt tells.

@@ -15,9 +15,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use casemate_core::evidence::hex;
-use casemate_core::outcome::Refusal;
+use casemate_core::limits::{LimitKind, LimitsDraft};
+use casemate_core::outcome::{Refusal, Status};
 use casemate_core::plan::Plan;
-use casemate_core::request::{ImageRef, Need};
+use casemate_core::request::{ImageRef, Need, Request as Asked, RequestDraft, Workload};
+use casemate_core::stack::{Stack, Wall as WallName};
 use casemate_wire::launch::{self, Answer, Attached, CellSpec, Counters, Image, Kernel, Op, Request};
 use casemate_wire::machine::{FromMachine, Seed, ToMachine};
 use serde_json::json;
@@ -26,6 +28,8 @@ use tokio::time::{Instant, timeout};
 
 use crate::agents::Agents;
 use crate::guest::Channel;
+use crate::io::Io;
+use crate::run::{self, Ran, Trouble};
 use crate::sys;
 use crate::wall::{Attachment, Begun, Cell, Control, Gauges, Hold, Job, Later, Look, Wall, WallError};
 use crate::walls::container::{self, Container};
@@ -91,6 +95,30 @@ impl Microvm {
     /// Why there is no such wall here.
     pub(crate) fn missing(&self) -> Option<Refusal> {
         self.kit.as_ref().err().cloned()
+    }
+
+    /// Boots a machine in which the guest itself is the payload: it finds nobody to talk to, and ends.
+    pub(crate) async fn probe(&self) -> Result<(), Refusal> {
+        let plan = probe_plan()?;
+        let failed = |why: String| {
+            Refusal::new(
+                format!("no virtual machine can be started: {why}"),
+                "`casemate setup microvm` installs a kernel that is known to work",
+            )
+        };
+        let guest = self.agents.guest().map_err(|error| failed(error.to_string()))?;
+        let program = Attachment::Program { program: guest.as_fd(), line: None };
+        let cell = self.with_program(&plan, program).await.map_err(|error| match error {
+            WallError::Refused(refusal) => refusal,
+            WallError::Failed(why) => failed(why),
+        })?;
+        match run::run(cell, &plan, Io::default(), &mut Ran::default()).await {
+            Ok(Status::Exited { code: 0 }) => Ok(()),
+            Ok(status) => Err(failed(status.describe())),
+            Err(Trouble::Failed(why)) => Err(failed(why)),
+            Err(Trouble::Refused(refusal)) => Err(refusal),
+            Err(Trouble::Cancelled) => Err(failed("cancelled".into())),
+        }
     }
 
     /// For people.
@@ -166,8 +194,13 @@ impl Microvm {
         };
         let read = |error: io::Error| WallError::Failed(format!("cannot read a program: {error}"));
         let (bytes, digest) = self.programs.get(program).map_err(read)?;
-        let pump = line.map(line::open).transpose().map_err(read)?;
-        self.build(plan, Content::Program(&bytes), ("program", &digest), pump).await
+        let pump = match line {
+            Some(line) => line::open(line),
+            None => line::silence(),
+        }
+        .map_err(read)?;
+        let attached = Attachment::kind(Some(given));
+        self.build(plan, Content::Program(&bytes), ("program", &digest), Some((attached, pump))).await
     }
 
     async fn build(
@@ -175,7 +208,7 @@ impl Microvm {
         plan: &Plan,
         content: Content<'_>,
         identity: (&str, &[u8]),
-        line: Option<(Pump, OwnedFd)>,
+        line: Option<(Attached, (Pump, OwnedFd))>,
     ) -> Result<Cell, WallError> {
         let (kit, qemu) = self.kit.as_ref().map_err(|refusal| WallError::Refused(refusal.clone()))?;
         let shape = match content {
@@ -186,17 +219,16 @@ impl Microvm {
         let template = self.template(self.key(kit, qemu, shape, identity), shape, content).await?;
         let (channel, theirs) = native::channel()
             .map_err(|error| WallError::Failed(format!("cannot make a channel: {error}")))?;
-        let ports = Ports { cell: theirs.as_fd(), line: line.as_ref().map(|(_, port)| port.as_fd()) };
+        let ports = Ports { cell: theirs.as_fd(), line: line.as_ref().map(|(_, (_, port))| port.as_fd()) };
         let template::Clone { vmm, mut link, monitor } =
             template::clone(&self.container, &template, content, ports).await?;
         drop(theirs);
         let seed = seed().map_err(|error| WallError::Failed(format!("cannot draw a seed: {error}")))?;
         let id = seed.id;
         link.tell(&ToMachine::Wake(seed));
-        let (kind, attached) = match (content, &line) {
-            (Content::Disk(_), _) => (Image::Directory, Attached::Nothing),
-            (Content::Program(_), None) => (Image::Empty, Attached::Program),
-            (Content::Program(_), Some(_)) => (Image::Empty, Attached::ProgramAndLine),
+        let (kind, attached) = match &line {
+            None => (Image::Directory, Attached::Nothing),
+            Some((attached, _)) => (Image::Empty, *attached),
         };
         // It is alone in there: any block of ids will do.
         let wall = match owns_its_machine(plan) {
@@ -218,7 +250,7 @@ impl Microvm {
         let control = Running {
             link,
             vmm,
-            _line: line.map(|(pump, _)| pump),
+            _line: line.map(|(_, (pump, _))| pump),
             _monitor: monitor,
             id,
             awake: None,
@@ -243,6 +275,15 @@ impl Microvm {
             runtime,
         })
     }
+}
+
+fn probe_plan() -> Result<Plan, Refusal> {
+    let draft = RequestDraft::new(Workload::Command { argv: vec!["probe".into()] });
+    let limits = LimitsDraft::new()
+        .with(LimitKind::Memory, 64 << 20)
+        .with(LimitKind::Disk, LimitKind::Disk.range().min)
+        .with(LimitKind::WallTime, 20_000);
+    Plan::of_our_own(Asked::new(draft)?, limits, Stack::of(WallName::Microvm))
 }
 
 /// Programs of ours, as they lie in memory, by the number of their file: they live as long as the engine.
@@ -318,7 +359,7 @@ impl Wall for Microvm {
 const ANSWER: Duration = Duration::from_millis(500);
 /// To ask costs the payload time of its own, so it is asked less and less often.
 const FIRST_LOOK_INSIDE: Duration = Duration::from_millis(20);
-const STEADY_LOOK_INSIDE: Duration = Duration::from_millis(320);
+const STEADY_LOOK_INSIDE: Duration = Duration::from_millis(80);
 
 /// A machine with a cell in it.
 struct Running {
@@ -403,11 +444,21 @@ impl Running {
     fn merge(&self, outside: &Counters) -> Counters {
         let since = |now: Option<u64>, then: Option<u64>| Some(now?.saturating_sub(then.unwrap_or(0)));
         Counters {
-            cpu_micros: since(outside.cpu_micros, self.own.cpu_micros).max(self.inside.cpu_micros),
+            cpu_micros: self
+                .inside
+                .cpu_micros
+                .max(since(outside.cpu_micros, self.own.cpu_micros).map(beyond_doubt)),
             oom_kills: outside.oom_kills.max(self.inside.oom_kills),
             ..self.inside
         }
     }
+}
+
+/// What a payload has certainly used, if its machine took so much: to emulate what it does and the kernel does for it takes time of its
+/// own, but not more than that.
+fn beyond_doubt(outside_micros: u64) -> u64 {
+    const TO_BEGIN: u64 = 1_000_000;
+    outside_micros.saturating_sub(TO_BEGIN) / 2
 }
 
 fn broken(why: &str) -> WallError {

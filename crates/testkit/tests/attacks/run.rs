@@ -133,6 +133,7 @@ impl Suite {
                     docker::in_gvisor(self.rows[row], in_gvisor(self.rows[row], container))
                 }
             },
+            Wall::Microvm => in_machine(self.rows[row], container),
             other => panic!("the table has no column for {other}"),
         };
         Some(match (&self.rows[row].trial, on) {
@@ -243,6 +244,19 @@ fn in_gvisor(row: &Row, container: On) -> On {
         (Trial::Probe { .. }, _) if row.name == "nice" => On::NotApplicable(NO_PRIORITIES),
         (Trial::Probe { .. }, On::Held(_)) => On::Held(Control::OfTheContainer),
         (Trial::Judged { .. }, On::Held(Control::Without(_))) => On::Held(Control::OfTheContainer),
+        (_, on) => on,
+    }
+}
+
+/// In a machine the same launcher builds the same cell: what its layers stop is shown on `container`, by the same probe.
+fn in_machine(row: &Row, container: On) -> On {
+    const NO_DIRECTORIES: &str = "a machine takes no directory of the host as an image: it is refused";
+    match (&row.trial, container) {
+        (_, On::Held(Control::OpenImage(_))) => On::NotApplicable(NO_DIRECTORIES),
+        (Trial::Probe { .. }, On::Held(_)) => On::Held(Control::OfTheContainer),
+        (Trial::Judged { .. }, On::Held(Control::Without(_) | Control::HostRoot(_))) => {
+            On::Held(Control::OfTheContainer)
+        }
         (_, on) => on,
     }
 }

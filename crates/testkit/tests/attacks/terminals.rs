@@ -5,7 +5,7 @@ use std::os::unix::fs::PermissionsExt;
 
 use casemate_core::request::{Isolation, Request, RequestDraft, Risk, Workload};
 use casemate_engine::session::{Process, Session, SessionExec, TerminalSize};
-use casemate_testkit::{Cause, PROBE, Status};
+use casemate_testkit::{Cause, PROBE, Status, microvm};
 use rustix::pty::{OpenptFlags, openpt, ptsname, unlockpt};
 
 use crate::row::Control::Without;
@@ -40,6 +40,7 @@ pub(crate) const ROWS: &[Row] = &[
 async fn open(scene: &Scene) -> Result<Session, String> {
     let mut draft = RequestDraft::new(Workload::Session);
     draft.isolation = Isolation::Exactly(scene.stack.clone());
+    draft.image = microvm::image_on(&scene.stack);
     draft.risk = Risk::Low;
     let request = Request::new(draft).map_err(|invalid| invalid.reason)?;
     let opened = scene.rig.open_session(request).await;

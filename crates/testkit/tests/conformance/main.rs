@@ -47,10 +47,6 @@ macro_rules! on_every_stack {
                     crate::on("gvisor+wasm", crate::$chapter::$test);
                 }
                 #[test]
-                fn microvm() {
-                    crate::on("microvm", crate::$chapter::$test);
-                }
-                #[test]
                 fn microvm_container() {
                     crate::on("microvm+container", crate::$chapter::$test);
                 }

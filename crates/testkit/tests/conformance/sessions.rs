@@ -10,7 +10,7 @@ use casemate_engine::session::{
     Change, Changed, FileError, FileKind, NoteError, Outflow, Piece, Session, SessionExec,
 };
 use casemate_engine::{Chunk, Entry, Executed, Stream};
-use casemate_testkit::{Cause, Rig, Stack, Status, Wall};
+use casemate_testkit::{Cause, Rig, Stack, Status, Wall, microvm};
 use sha2::{Digest, Sha256};
 
 use crate::is_wasm;
@@ -21,6 +21,7 @@ const SOON: Duration = Duration::from_secs(10);
 fn asked(stack: &Stack) -> RequestDraft {
     let mut draft = RequestDraft::new(Workload::Session);
     draft.isolation = Isolation::Exactly(stack.clone());
+    draft.image = microvm::image_on(stack);
     draft.risk = Risk::Low;
     draft.limits.set(LimitKind::WallTime, LIFETIME);
     draft

@@ -6,7 +6,7 @@ use std::time::Duration;
 use casemate_core::request::{Isolation, Request, RequestDraft, Risk, Workload};
 use casemate_engine::session::{Outflow, Process, Session, SessionExec, TerminalSize};
 use casemate_engine::{Chunk, Executed};
-use casemate_testkit::{Cause, Rig, Stack, Status, Wall, cell};
+use casemate_testkit::{Cause, Rig, Stack, Status, Wall, cell, microvm};
 
 use crate::is_wasm;
 
@@ -20,6 +20,7 @@ async fn open(rig: &Rig, stack: &Stack) -> Option<Session> {
     }
     let mut draft = RequestDraft::new(Workload::Session);
     draft.isolation = Isolation::Exactly(stack.clone());
+    draft.image = microvm::image_on(stack);
     draft.risk = Risk::Low;
     let opened = rig.open_session(Request::new(draft).expect("a request")).await;
     Some(opened.unwrap_or_else(|executed| panic!("no session: {:?}", executed.outcome.status)))
@@ -30,7 +31,7 @@ async fn start(session: &Session, stack: &Stack, argv: &[&str]) -> Option<Proces
     let argv = argv.iter().map(|&word| word.to_owned()).collect();
     let request = RequestDraft::new(Workload::Command { argv });
     let started = session.exec(SessionExec { request, stdin: true, terminal: Some(SIZE) }).await;
-    let has_terminals = matches!(stack.outermost(), Wall::Container | Wall::Gvisor);
+    let has_terminals = matches!(stack.outermost(), Wall::Container | Wall::Gvisor | Wall::Microvm);
     match (started, has_terminals) {
         (Ok(process), true) => Some(process),
         (Err(executed), false) => match executed.outcome.status {

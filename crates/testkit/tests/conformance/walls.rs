@@ -21,7 +21,12 @@ pub(crate) async fn tracing_needs_to_be_asked_for(rig: &Rig, stack: &Stack) {
 
 pub(crate) async fn layers_are_never_traded(rig: &Rig, stack: &Stack) {
     for need in [Need::Bpf, Need::NestedContainers, Need::Root, Need::FullLinux] {
-        refused(&cell(rig, stack).needs(need).run().await, need.as_str());
+        let ran = cell(rig, stack).needs(need).run().await;
+        // A machine has no layer within that would be relaxed.
+        match stack.walls() == [Wall::Microvm] {
+            true => succeeded(&ran),
+            false => refused(&ran, need.as_str()),
+        }
     }
     match is_wasm(stack) {
         true => refuses(cell(rig, stack).needs(Need::Fork), "fork").await,
@@ -56,6 +61,10 @@ print('nothing')";
             assert_eq!((ran.code(), ran.out().as_str()), (Some(0), "nothing\n"), "{}", ran.story());
         }
         return;
+    }
+    if stack.outermost() == Wall::Microvm {
+        let host = cell(rig, stack).with(|draft| draft.image = Default::default());
+        return refuses(host, "image").await;
     }
     let look = "ls /usr/bin/env && for d in /root /home /var/lib /etc/shadow /boot; do ls $d/* $d/.[a-z]* && exit 1; done; exit 0";
     let ran = cell(rig, stack).shell(look).run().await;
@@ -118,7 +127,7 @@ pub(crate) async fn a_directory_is_an_image(rig: &Rig, stack: &Stack) {
     std::fs::write(image.path().join("release"), "suite").expect("a file");
     let inside = |argv: &[&str]| cell(rig, stack).image(image.path()).command(argv.iter().copied()).run();
     let listed = inside(&["tool", "list"]).await;
-    if stack.outermost() == Wall::Process {
+    if matches!(stack.outermost(), Wall::Process | Wall::Microvm) {
         return refused(&listed, "image");
     }
     succeeded(&listed);
@@ -146,7 +155,7 @@ pub(crate) async fn an_image_with_too_many_names_is_not_run(rig: &Rig, stack: &S
     }
     let ran = cell(rig, stack).image(image.path()).command(["tool", "list"]).run().await;
     match stack.outermost() {
-        Wall::Process => refused(&ran, "image"),
+        Wall::Process | Wall::Microvm => refused(&ran, "image"),
         _ => assert!(ran.story().contains("more than 256 names") && ran.out().is_empty(), "{}", ran.story()),
     }
     succeeded(&cell(rig, stack).command(["true"]).run().await);
@@ -157,7 +166,7 @@ pub(crate) async fn many_images_stay_apart(rig: &Rig, stack: &Stack) {
     if is_not_for(stack, "many_images_stay_apart") {
         return refuses(cell(rig, stack).image(image_with_tool().path()), "image").await;
     }
-    if stack.outermost() == Wall::Process {
+    if matches!(stack.outermost(), Wall::Process | Wall::Microvm) {
         return refused(&cell(rig, stack).image(image_with_tool().path()).run().await, "image");
     }
     let images: Vec<_> = (0..40).map(|_| image_with_tool()).collect();
@@ -194,11 +203,14 @@ pub(crate) async fn the_posture_is_recorded(rig: &Rig, stack: &Stack) {
     let closing = &records.last().expect("a closing record").entry.body;
     if is_wasm(stack) {
         // What stands around an instance is its worker's: in the worker's own record, or beside the call that has it alone.
-        let worker = closing["observed"]["worker"].as_str().expect("the record names the worker");
-        let worker = rig.records(worker);
-        let opening = &worker.first().expect("the worker has a record").entry.body;
-        assert_eq!(opening["worker"]["sha256"].as_str().map(str::len), Some(64), "{opening}");
-        confined(rig, stack, &opening["observed"]);
+        // A machine is never shared.
+        if stack.outermost() != Wall::Microvm {
+            let worker = closing["observed"]["worker"].as_str().expect("the record names the worker");
+            let worker = rig.records(worker);
+            let opening = &worker.first().expect("the worker has a record").entry.body;
+            assert_eq!(opening["worker"]["sha256"].as_str().map(str::len), Some(64), "{opening}");
+            confined(rig, stack, &opening["observed"]);
+        }
         let alone = cell(rig, stack).out("/work/nothing").run().await;
         let records = rig.records(&alone.outcome.id);
         let observed = &records.last().expect("a closing record").entry.body["observed"];
@@ -225,6 +237,16 @@ fn confined(rig: &Rig, stack: &Stack, seen: &serde_json::Value) {
     // The Docker Engine's gVisor is root, of a user namespace of its own.
     assert!(seen["uid"].as_u64() != Some(0) || (gvisor && docker), "{seen}");
     let runtime = &seen["runtime"];
+    if stack.outermost() == Wall::Microvm {
+        assert!(matches!(runtime["accelerator"].as_str(), Some("tcg" | "kvm")), "{runtime}");
+        assert!(runtime["kernel"].as_str().is_some_and(|version| !version.is_empty()), "{runtime}");
+        // Who breaks out of the machine is somebody without rights, too.
+        let vmm = &runtime["vmm"];
+        assert!(vmm["uid"].as_u64() >= Some(0x5000_0000), "{vmm}");
+        assert_eq!(vmm["capabilities"]["bounding"].as_u64(), Some(0), "{vmm}");
+        assert!((vmm["seccomp"]["mode"].as_u64(), &vmm["no_new_privs"]) == (Some(2), &true.into()), "{vmm}");
+        assert_eq!(vmm["namespaces"]["own"].as_array().map(Vec::len), Some(7), "{vmm}");
+    }
     if docker {
         assert_eq!(runtime["seccomp_profile_sha256"].as_str().map(str::len), Some(64), "{runtime}");
         assert!(runtime["engine"].as_str().is_some_and(|version| !version.is_empty()), "{runtime}");

@@ -19,11 +19,14 @@ use crate::sys;
 const MOST_CONTENT: u64 = 1 << 30;
 
 /// Carries what passes, until one side is gone or this is dropped.
-pub(super) struct Pump([AbortHandle; 2]);
+pub(super) struct Pump {
+    tasks: Vec<AbortHandle>,
+    _nobody: Option<StdStream>,
+}
 
 impl Drop for Pump {
     fn drop(&mut self) {
-        self.0.iter().for_each(AbortHandle::abort);
+        self.tasks.iter().for_each(AbortHandle::abort);
     }
 }
 
@@ -42,7 +45,15 @@ pub(super) fn open(theirs: BorrowedFd<'_>) -> io::Result<(Pump, OwnedFd)> {
     let outward = tokio::spawn(async move {
         let _ = outward(from_machine, answers).await;
     });
-    Ok((Pump([inward.abort_handle(), outward.abort_handle()]), port.into()))
+    let tasks = vec![inward.abort_handle(), outward.abort_handle()];
+    Ok((Pump { tasks, _nobody: None }, port.into()))
+}
+
+/// A port for a program that has no line: nothing comes, and it does not end. To a machine, a port with nobody behind it would look as if
+/// it had ended.
+pub(super) fn silence() -> io::Result<(Pump, OwnedFd)> {
+    let (nobody, port) = StdStream::pair()?;
+    Ok((Pump { tasks: Vec::new(), _nobody: Some(nobody) }, port.into()))
 }
 
 /// To the program: bytes as records, and the content of descriptors before the bytes that they came with.

@@ -131,9 +131,10 @@ pub(super) fn command<'a>(
             let content = if devices.disk.is_some() { WITH_IMAGE } else { WITHOUT_IMAGE };
             say(&["-kernel", &format!("/proc/self/fd/{kernel}")]);
             say(&["-initrd", &format!("/proc/self/fd/{initramfs}")]);
-            // A panic restarts the machine, which ends it. Without being told, the kernel would measure the emulated clock for ever.
+            // A panic restarts the machine, which ends it. Without being told, the kernel would measure the emulated clock for ever. And an
+            // emulated processor does not speculate: there is nothing to be mitigated.
             let kernel_line = format!(
-                "console=ttyS0 quiet panic=-1 reboot=t rdinit=/init tsc=reliable tsc_early_khz={tsc_khz} {content}"
+                "console=ttyS0 quiet panic=-1 reboot=t rdinit=/init mitigations=off tsc=reliable tsc_early_khz={tsc_khz} {content}"
             );
             say(&["-append", &kernel_line]);
             monitor

@@ -209,6 +209,7 @@ async fn look_after(app: App, live: Arc<Live>, admitted: Admitted, mut ends: wat
         }
     };
     app.sessions.lock().remove(live.session.id());
+    live.volumes.iter().for_each(Attached::release);
     admitted.end(executed.as_ref().and_then(|executed| executed.outcome.usage.cpu));
     if let Some(executed) = executed {
         note(&app, live.session.id(), &executed);
@@ -246,6 +247,7 @@ impl Live {
             self.save(app, &volume.name).await?;
         }
         let ended = self.session.end(Cause::Cancelled).await;
+        self.volumes.iter().for_each(Attached::release);
         let ended = ended.ok_or_else(|| Problem::internal("what became of the session is not known"))?;
         // Whoever looks after it says so, too, but may come to that later than the answer.
         note(app, self.session.id(), &ended);

@@ -39,8 +39,10 @@ pub(crate) struct Volumes {
 pub(crate) struct Attached {
     pub(crate) name: String,
     pub(crate) path: String,
-    /// Without it, changes stay in the session.
-    lease: Option<Lease>,
+    /// Otherwise changes stay in the session.
+    keep: bool,
+    /// For as long as it may be written back.
+    lease: Mutex<Option<Lease>>,
     /// All of it is in the session. Before that, what is there is less than what is kept.
     filled: AtomicBool,
     /// One at a time.
@@ -82,7 +84,8 @@ impl Volumes {
         Ok(Attached {
             name: name.to_owned(),
             path,
-            lease,
+            keep,
+            lease: Mutex::new(lease),
             filled: AtomicBool::new(false),
             saving: Default::default(),
         })
@@ -154,7 +157,12 @@ impl Volumes {
 
 impl Attached {
     pub(crate) fn is_kept(&self) -> bool {
-        self.lease.is_some()
+        self.keep
+    }
+
+    /// Its session has ended: somebody else may have it now, whoever still remembers this one.
+    pub(crate) fn release(&self) {
+        self.lease.lock().unwrap_or_else(PoisonError::into_inner).take();
     }
 
     /// Puts a copy of it into its session. A new one is an empty directory.
@@ -174,7 +182,7 @@ impl Attached {
 
     /// Keeps what it is now, unless it is a copy. All of it or nothing: of `most` bytes that all volumes of the tenant may take.
     pub(crate) async fn save(&self, volumes: &Volumes, live: &Arc<Live>, most: u64) -> Result<u64, Problem> {
-        if self.lease.is_none() {
+        if !self.keep {
             let hint = "it was attached with \"keep\": false";
             return Err(Problem::new(Code::Invalid, format!("the volume {} is a copy", self.name), hint));
         }

@@ -18,7 +18,8 @@ pub(crate) async fn a_caller_can_cancel(rig: &Rig, stack: &Stack) {
     let ran = run.await;
     assert!(matches!(ran.outcome.status, Status::Killed { cause: Cause::Cancelled, .. }), "{}", ran.story());
     assert_eq!(ran.out(), "ready\n");
-    assert!(ran.took < Duration::from_secs(2), "{:?}", ran.took);
+    let soon = if stack.outermost() == Wall::Microvm { 10 } else { 2 };
+    assert!(ran.took < Duration::from_secs(soon), "{:?}", ran.took);
 }
 
 pub(crate) async fn a_dropped_execution_is_killed_and_recorded(rig: &Rig, stack: &Stack) {

@@ -51,10 +51,6 @@ macro_rules! on_every_stack {
                     crate::on("microvm+container", crate::$chapter::$test);
                 }
                 #[test]
-                fn microvm_container_wasm() {
-                    crate::on("microvm+container+wasm", crate::$chapter::$test);
-                }
-                #[test]
                 fn docker() {
                     crate::on_docker(DockerRuntime::Runc, crate::$chapter::$test);
                 }

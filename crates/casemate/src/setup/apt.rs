@@ -6,11 +6,14 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use super::place::Place;
-use super::program::run;
-use super::{Step, cannot};
-use crate::failure::{Failure, os_words};
+use super::program::{read, run};
+use super::{FREE_SPACE, Step, cannot};
+use crate::failure::Failure;
 
 const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
+
+/// What lists and what apt makes of them take at most, in MiB. Where they do not fit, apt waits for ever.
+const ROOM: u64 = 128;
 
 /// Whether there is one.
 pub(super) fn is_there() -> bool {
@@ -47,13 +50,11 @@ pub(super) struct Suite {
 
 impl Suite {
     /// All that its package manager has lists of. Third parties' sources are left out.
-    pub(super) fn of_this_machine(elsewhere: &str) -> Result<Vec<Suite>, Failure> {
-        let asked = Command::new("apt-get")
-            .args(["indextargets", "--format"])
-            .arg("$(CREATED_BY) $(ORIGIN) $(COMPONENT) $(ARCHITECTURE) $(CODENAME) $(REPO_URI)")
-            .output()
-            .map_err(|error| Failure::new(format!("cannot run apt-get: {}", os_words(error)), elsewhere))?;
-        let suites = Suite::listed(&String::from_utf8_lossy(&asked.stdout));
+    pub(super) async fn of_this_machine(elsewhere: &str) -> Result<Vec<Suite>, Failure> {
+        let mut ask = Command::new("apt-get");
+        ask.args(["indextargets", "--format"])
+            .arg("$(CREATED_BY) $(ORIGIN) $(COMPONENT) $(ARCHITECTURE) $(CODENAME) $(REPO_URI)");
+        let suites = Suite::listed(&String::from_utf8_lossy(&read(ask, elsewhere, elsewhere).await?));
         if suites.is_empty() {
             return Err(Failure::new(
                 "this machine has no package lists of Debian",
@@ -101,6 +102,19 @@ pub(super) struct Apt<'a> {
 impl<'a> Apt<'a> {
     /// Knows these suites, but has not looked into them yet.
     pub(super) fn within(place: &'a Place, suites: &[Suite]) -> Result<Apt<'a>, Failure> {
+        let path = place.path("");
+        let free = rustix::fs::statvfs(&path).map(|disk| disk.f_bavail * disk.f_frsize >> 20);
+        if let Ok(free) = free
+            && free < ROOM
+        {
+            return Err(Failure::new(
+                format!(
+                    "only {free} MiB are free in {}, and package lists take up to {ROOM}",
+                    path.display()
+                ),
+                FREE_SPACE,
+            ));
+        }
         for directory in ["state/lists/partial", "cache/archives/partial"] {
             place.directory(directory)?;
         }

@@ -29,7 +29,7 @@ pub(super) async fn gvisor(from: Option<&Path>, policy: Option<&Path>) -> Result
             install(file, &target)?;
         }
         None => {
-            let program = fetch(&place)?;
+            let program = fetch(&place).await?;
             install(&program, &target)?;
         }
     }
@@ -64,8 +64,8 @@ fn install(program: &Path, target: &Path) -> Result<(), Failure> {
 }
 
 /// The program out of the distribution's package.
-fn fetch(place: &Place) -> Result<PathBuf, Failure> {
-    let [release, backports] = suites()?;
+async fn fetch(place: &Place) -> Result<PathBuf, Failure> {
+    let [release, backports] = suites().await?;
     // Both: what a release carries itself is not always in its backports.
     let apt = Apt::within(place, &[release, backports.clone()])?.prefer(&backports.name);
     {
@@ -84,7 +84,7 @@ fn fetch(place: &Place) -> Result<PathBuf, Failure> {
 }
 
 /// The release of this machine, and its backports.
-fn suites() -> Result<[Suite; 2], Failure> {
+async fn suites() -> Result<[Suite; 2], Failure> {
     let os = fs::read_to_string("/etc/os-release").unwrap_or_default();
     let field = |name: &str| {
         let value = os.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix('='))?;
@@ -93,7 +93,7 @@ fn suites() -> Result<[Suite; 2], Failure> {
     let (Some("debian"), Some(release)) = (field("ID").as_deref(), field("VERSION_CODENAME")) else {
         return Err(Failure::new("only Debian's runsc can be fetched by this command", ELSEWHERE));
     };
-    let suites = Suite::of_this_machine(ELSEWHERE)?;
+    let suites = Suite::of_this_machine(ELSEWHERE).await?;
     match suites.into_iter().find(|suite| suite.name == release) {
         Some(suite) => Ok([suite.clone(), suite.beside(format!("{release}-backports"))]),
         None => Err(Failure::new(

@@ -26,7 +26,7 @@ const BY_HAND: &str =
     "as root: apt-get install --no-install-recommends qemu-system-x86, then casemate setup microvm again";
 
 const ELSEWHERE: &str = "get Debian's package linux-image-VERSION-cloud-amd64 elsewhere and give its directory: \
-                         casemate setup microvm --from DIR";
+                         casemate setup microvm --from DIR (or a kernel of your own: --kernel FILE)";
 const WHAT_KERNEL: &str = "--kernel takes a bzImage (the file that boot loaders call vmlinuz) for x86_64";
 
 /// No kernel and no module is nearly as large.

@@ -9,7 +9,7 @@ use std::time::Duration;
 use super::cannot;
 use crate::failure::Failure;
 
-/// How often, and how long apart, we try to remove it: a program that was just killed may still be making a file.
+/// How often, and how long apart, we try to remove one: a program that was just killed may still be making a file.
 const ATTEMPTS: u32 = 20;
 const PAUSE: Duration = Duration::from_millis(10);
 
@@ -28,7 +28,7 @@ impl Place {
             let whose = name.strip_prefix("setup-").and_then(|pid| pid.parse::<u32>().ok());
             let gone = |pid: u32| pid == std::process::id() || !Path::new(&format!("/proc/{pid}")).exists();
             if whose.is_some_and(gone) {
-                let _ = fs::remove_dir_all(entry.path());
+                remove(&entry.path());
             }
         }
         let path = home.join(format!("setup-{}", std::process::id()));
@@ -49,11 +49,15 @@ impl Place {
 
 impl Drop for Place {
     fn drop(&mut self) {
-        for _ in 0..ATTEMPTS {
-            match fs::remove_dir_all(&self.0) {
-                Err(error) if error.kind() != ErrorKind::NotFound => thread::sleep(PAUSE),
-                _ => return,
-            }
+        remove(&self.0);
+    }
+}
+
+fn remove(path: &Path) {
+    for _ in 0..ATTEMPTS {
+        match fs::remove_dir_all(path) {
+            Err(error) if error.kind() != ErrorKind::NotFound => thread::sleep(PAUSE),
+            _ => return,
         }
     }
 }

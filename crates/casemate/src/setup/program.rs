@@ -1,5 +1,5 @@
-//! Programs of the host that `setup` has do its work. Each says on standard error what went wrong, and its last line is what
-//! people get to read.
+//! Programs of the host that `setup` has do its work. Each says on standard error what went wrong, and people get to read the line of
+//! it that says most.
 
 use std::io::{self, ErrorKind};
 use std::os::unix::process::CommandExt;
@@ -10,7 +10,7 @@ use rustix::process::{Pid, Signal, kill_process_group};
 use super::FREE_SPACE;
 use crate::failure::{Failure, os_words};
 
-/// How apt, tar and the system say it; what follows these lines is of no use.
+/// How apt, tar and the system say it.
 const FULL_DISK: [&str; 2] = ["No space left on device", "enough free space"];
 
 /// Runs one to its end.
@@ -54,13 +54,15 @@ fn succeeded(
     let words = String::from_utf8_lossy(&output.stderr);
     let is_full = |line: &&str| FULL_DISK.iter().any(|sign| line.contains(sign));
     let full = words.lines().find(is_full);
+    // The first of apt's errors is the reason for the others; from elsewhere, the last word counts.
+    let error = || words.lines().find_map(|line| line.strip_prefix("E: "));
     let last = || words.lines().rfind(|line| !line.trim().is_empty()).unwrap_or("it did not say why");
     let hint = match full {
         Some(_) => FREE_SPACE,
         None if words.contains("No module named pip") => missing,
         None => otherwise,
     };
-    Err(Failure::new(format!("{name} failed: {}", full.unwrap_or_else(last)), hint))
+    Err(Failure::new(format!("{name} failed: {}", full.or_else(error).unwrap_or_else(last)), hint))
 }
 
 /// Processes that end when nobody waits for them any more.
@@ -99,6 +101,9 @@ mod tests {
         let failed =
             read(shell("echo first >&2; echo last >&2; echo >&2; exit 3"), "missing", "otherwise").await;
         assert_eq!(told(failed), ("sh failed: last".into(), "otherwise".into()));
+        let apts = "echo 'W: be warned' >&2; echo 'E: the reason' >&2; echo 'E: what follows' >&2; echo ' - more' >&2; exit 100";
+        let failed = read(shell(apts), "missing", "otherwise").await;
+        assert_eq!(told(failed).0, "sh failed: the reason");
         let full = read(
             shell("echo 'tar: No space left on device' >&2; echo last >&2; exit 1"),
             "missing",

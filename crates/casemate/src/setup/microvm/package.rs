@@ -42,7 +42,7 @@ impl<'a> Offer<'a> {
     /// The newest one, from where this machine gets its packages.
     pub(super) async fn of_the_archive(place: &'a Place) -> Result<Offer<'a>, Failure> {
         let _step = Step::begin("looking for Debian's newest kernel for virtual machines");
-        let apt = Apt::within(place, &Suite::of_this_machine(ELSEWHERE)?)?;
+        let apt = Apt::within(place, &Suite::of_this_machine(ELSEWHERE).await?)?;
         read(apt.command("apt-get", &["update"]), ELSEWHERE, ELSEWHERE).await?;
         let show = async |package: &str| {
             let command = apt.command("apt-cache", &["show", "--no-all-versions", package]);

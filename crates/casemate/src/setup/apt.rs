@@ -103,7 +103,7 @@ impl<'a> Apt<'a> {
     /// Knows these suites, but has not looked into them yet.
     pub(super) fn within(place: &'a Place, suites: &[Suite]) -> Result<Apt<'a>, Failure> {
         let path = place.path("");
-        let free = rustix::fs::statvfs(&path).map(|disk| disk.f_bavail * disk.f_frsize >> 20);
+        let free = rustix::fs::statvfs(&path).map(|disk| (disk.f_bavail * disk.f_frsize) >> 20);
         if let Ok(free) = free
             && free < ROOM
         {

@@ -56,6 +56,9 @@ use store::Store;
 use template::{Content, Ports, Programs, Template};
 use vmm::Vmm;
 
+/// Templates in memory, besides those that are being made. Each takes what its machine had touched of its memory.
+const MOST_TEMPLATES: usize = 8;
+
 /// There is one cell in a machine.
 const CELL: u32 = 1;
 
@@ -157,8 +160,14 @@ impl Microvm {
         content: Content<'_>,
     ) -> Result<Arc<Template>, WallError> {
         let (kit, _) = self.kit.as_ref().map_err(|refusal| WallError::Refused(refusal.clone()))?;
-        let slot =
-            self.templates.lock().unwrap_or_else(PoisonError::into_inner).entry(key).or_default().clone();
+        let slot = {
+            let mut templates = self.templates.lock().unwrap_or_else(PoisonError::into_inner);
+            if templates.len() >= MOST_TEMPLATES && !templates.contains_key(&key) {
+                // Whoever uses one holds it. The others are on disk, if anybody wants them again.
+                templates.retain(|_, slot| Arc::strong_count(slot) > 1);
+            }
+            templates.entry(key).or_default().clone()
+        };
         let mut made = slot.lock().await;
         if let Some(template) = &*made {
             return Ok(template.clone());
@@ -242,7 +251,8 @@ impl Microvm {
             "accelerator": "tcg",
             "qemu": template.qemu,
             "kernel": kit.version(),
-            "kernel_sha256": hex(&kit.digest()),
+            // Of the list of its files, which has a digest for each.
+            "kernel_files_sha256": hex(&kit.digest()),
             "memory_bytes": shape.memory_bytes,
             "cpus": shape.cpus,
             "vmm": crate::evidence::posture(&vmm.begun.posture),
@@ -286,9 +296,9 @@ fn probe_plan() -> Result<Plan, Refusal> {
     Plan::of_our_own(Asked::new(draft)?, limits, Stack::of(WallName::Microvm))
 }
 
-/// Programs of ours, as they lie in memory, by the number of their file: they live as long as the engine.
+/// Programs of ours, as they lie in memory, by the number of their file. It is kept open, so that no other gets that number.
 #[derive(Default)]
-struct OurPrograms(Mutex<HashMap<u64, Known>>);
+struct OurPrograms(Mutex<HashMap<u64, (File, Known)>>);
 
 type Known = (Arc<Vec<u8>>, [u8; 32]);
 
@@ -297,13 +307,13 @@ impl OurPrograms {
         let file = File::from(program.try_clone_to_owned()?);
         let number = file.metadata()?.ino();
         let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(known) = known.get(&number) {
+        if let Some((_, known)) = known.get(&number) {
             return Ok(known.clone());
         }
         let mut bytes = vec![0; file.metadata()?.len() as usize];
         file.read_exact_at(&mut bytes, 0)?;
         let digest = Sha256::digest(&bytes).into();
-        Ok(known.entry(number).insert_entry((Arc::new(bytes), digest)).get().clone())
+        Ok(known.entry(number).or_insert((file, (Arc::new(bytes), digest))).1.clone())
     }
 }
 
